@@ -18,7 +18,15 @@ pub fn write(path: &Path, content: &[u8]) -> anyhow::Result<()> {
         // It is of no use, and takes room.
         let _ = std::fs::remove_file(&beside);
     }
-    written.with_context(|| format!("cannot write {}", path.display()))
+    explained(path, written).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// What became of a write to `path`. If there was no room for it the error names the file system, and what to do.
+pub fn explained<T>(path: &Path, written: io::Result<T>) -> anyhow::Result<T> {
+    written.map_err(|error| match verbatim_container::no_room(path, &error) {
+        Some(lack) => anyhow::Error::new(error).context(lack),
+        None => error.into(),
+    })
 }
 
 /// The same for a value, as JSON.
@@ -119,7 +127,9 @@ mod tests {
         let mut filler = std::fs::File::create(folder.join("filler")).unwrap();
         while filler.write_all(&[1; 4096]).is_ok() {}
         let error = write(&record, &[b'x'; 8192]).unwrap_err();
-        assert!(format!("{error:#}").contains("No space left"), "{error:#}");
+        let said = format!("{error:#}");
+        let named = format!("the file system of {} has no room", record.display());
+        assert!(said.contains(&named) && said.contains("No space left"), "{said}");
         assert_eq!(std::fs::read(&record).unwrap(), b"true");
         let fresh = write(&folder.join("other"), b"y").unwrap_err();
         assert!(format!("{fresh:#}").contains("cannot write"), "{fresh:#}");

@@ -78,6 +78,7 @@ pub use pre_dump::{PreDumpConfig, PreDumped, drop_pages, pre_dump};
 pub use proxy::criu_proxy_main;
 pub use restore::{Restore, RestoreConfig, Restored, Resumed};
 pub use rnic::{Rnic, find_rnic, handed_over};
+pub use room::no_room;
 pub use runc::{Runc, State, Status};
 pub use tasks::{Ended, Fact, NotRun, Tasks};
 pub use timings::{Mark, Timings};

@@ -1,8 +1,10 @@
 //! Folders without room: runc, CRIU and what stands between them have many words for that, or none, when they die of it.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::StatVfsMountFlags;
+use rustix::fs::{StatVfs, StatVfsMountFlags};
+use rustix::io::Errno;
 
 /// Less than so much is none: each of their files takes a page at least, and there are many.
 const LEAST: u64 = 128 << 10;
@@ -25,6 +27,16 @@ pub(crate) fn first<'a>(folders: impl IntoIterator<Item = &'a Path>, reason: Str
     }
 }
 
+/// The file system of a path that could not be written, and what to do; `None` if that had another reason than lack of room.
+pub fn no_room(path: &Path, error: &io::Error) -> Option<String> {
+    if !matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT)) {
+        return None;
+    }
+    let folder = existing(path)?;
+    let space = rustix::fs::statvfs(&folder).ok()?;
+    Some(words(&folder, &space))
+}
+
 fn lack(folder: &Path) -> Option<String> {
     let folder = existing(folder)?;
     let space = rustix::fs::statvfs(&folder).ok()?;
@@ -32,16 +44,26 @@ fn lack(folder: &Path) -> Option<String> {
     if space.f_flag.contains(StatVfsMountFlags::RDONLY) || space.f_blocks == 0 {
         return None;
     }
-    let free = space.f_bavail * space.f_frsize;
-    let what = match (free < LEAST, space.f_files > 0 && space.f_favail == 0) {
-        (true, _) => format!("no room ({} KiB are free)", free >> 10),
-        (false, true) => "no room for another file (all inodes are in use)".to_owned(),
-        (false, false) => return None,
+    (free(&space) < LEAST || has_no_inodes(&space)).then(|| words(&folder, &space))
+}
+
+fn free(space: &StatVfs) -> u64 {
+    space.f_bavail * space.f_frsize
+}
+
+fn has_no_inodes(space: &StatVfs) -> bool {
+    space.f_files > 0 && space.f_favail == 0
+}
+
+fn words(folder: &Path, space: &StatVfs) -> String {
+    let what = match free(space) >= LEAST && has_no_inodes(space) {
+        true => "no room for another file (all inodes are in use)".to_owned(),
+        false => format!("no room ({} KiB are free)", free(space) >> 10),
     };
-    Some(format!(
+    format!(
         "the file system of {} has {what}: make room there, or enlarge it, and try again",
         folder.display()
-    ))
+    )
 }
 
 /// The folder, or the one in which it would be.
@@ -83,8 +105,14 @@ mod tests {
         assert_eq!(said(), None);
         std::fs::create_dir_all(&folder).unwrap();
         let mut filler = std::fs::File::create(small.0.path().join("filler")).unwrap();
-        while filler.write_all(&[1; 4096]).is_ok() {}
+        let error = loop {
+            if let Err(error) = filler.write_all(&[1; 4096]) {
+                break error;
+            }
+        };
         let full = said().unwrap();
+        assert_eq!(no_room(&folder, &error).as_ref(), Some(&full));
+        assert_eq!(no_room(&folder, &io::ErrorKind::NotFound.into()), None);
         assert!(
             full.contains(folder.to_str().unwrap())
                 && full.contains("(0 KiB are free)")

@@ -19,8 +19,9 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use verbatim_seqpacket::{Listener, Socket};
+use verbatim_seqpacket::{Error, Listener, Socket};
 
 /// The name under which the program is a keeper.
 pub const PROGRAM_NAME: &str = "verbatim-keeper";
@@ -103,6 +104,25 @@ impl Keeper {
         })
     }
 
+    /// The same. It is an error if one may be there that this process cannot reach: it may be out of descriptors, for one.
+    pub fn look_within(path: &Path, limit: Duration) -> anyhow::Result<Option<Self>> {
+        use std::io::ErrorKind::{ConnectionRefused, NotFound};
+        match Socket::connect_within(path, Some(limit)) {
+            Ok(socket) => Ok(Some(Self {
+                socket,
+                path: path.to_owned(),
+            })),
+            Err(verbatim_seqpacket::Error::Os { source, .. })
+                if matches!(source.kind(), ConnectionRefused | NotFound) =>
+            {
+                Ok(None)
+            }
+            Err(error) => {
+                Err(error).with_context(|| format!("cannot reach the keeper at {}", path.display()))
+            }
+        }
+    }
+
     fn call(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> anyhow::Result<(Answer, Vec<OwnedFd>)> {
         // Labels may be long.
         let answer = verbatim_channel::send(&self.socket, order, fds)
@@ -135,10 +155,13 @@ impl Keeper {
         self.socket.as_fd().try_clone_to_owned()
     }
 
-    /// Lets it go, with all that it keeps.
+    /// Lets it go, with all that it keeps. One that does not answer in time stays as it is: it may serve another process.
     pub fn end(self) {
         if let Err(error) = self.call(&Order::End, &[]) {
             tracing::warn!(error = format!("{error:#}"), "a keeper may be left behind");
+            if matches!(error.downcast_ref::<Error>(), Some(Error::Late { .. })) {
+                return;
+            }
         }
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "cannot be removed");
@@ -179,6 +202,8 @@ fn keep_on(listener: &Listener) -> i32 {
                     }
                     None => verbatim_channel::send(&daemon, &Answer::Nothing, &[]),
                 },
+                // It was said while another process was served here, and nobody waits for it any more.
+                Order::End if has_hung_up(&daemon) => break,
                 Order::End => {
                     kept.clear();
                     let _ = verbatim_channel::send(&daemon, &Answer::Done, &[]);
@@ -190,6 +215,15 @@ fn keep_on(listener: &Listener) -> i32 {
             }
         }
     }
+}
+
+fn has_hung_up(daemon: &Socket) -> bool {
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let mut one = [PollFd::new(daemon, PollFlags::empty())];
+    poll(&mut one, Some(&now)).is_ok() && one[0].revents().contains(PollFlags::HUP)
 }
 
 #[cfg(test)]
@@ -223,6 +257,26 @@ mod tests {
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, "still there");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn an_end_that_nobody_waits_for_any_more_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keeper");
+        let listener = Listener::bind(&path).unwrap();
+        let daemon = Keeper::find(&path).unwrap();
+        let keeper = std::thread::spawn(move || keep_on(&listener));
+        daemon.keep(b"seven".to_vec(), &[]).unwrap();
+        // The daemon is served, so this one waits in vain.
+        let other = Keeper::find_within(&path, Duration::from_millis(50)).unwrap();
+        other.end();
+        drop(daemon);
+
+        let next = Keeper::find(&path).unwrap();
+        assert_eq!(next.take().unwrap().len(), 1);
+        next.end();
+        assert_eq!(keeper.join().unwrap(), 0);
         assert!(!path.exists());
     }
 }

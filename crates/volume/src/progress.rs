@@ -58,7 +58,12 @@ impl Progress {
             Link::Up => format!(
                 "{lacking:.1} MiB are lacking, and its clients, or the disks, leave the copy no room: let them do less, or give it up"
             ),
-            _ => format!("{lacking:.1} MiB are lacking, and the destination does not answer"),
+            Link::Slow => format!(
+                "{lacking:.1} MiB are lacking, and the destination does not answer in time: look after its disk"
+            ),
+            Link::Down => format!(
+                "{lacking:.1} MiB are lacking, and the destination does not answer: there is no connection to it"
+            ),
         };
         Some(format!(
             "the copy has come no further for {} s: {why}",

@@ -374,6 +374,32 @@ fn a_device_of_a_volume_that_is_gone_is_let_go_by_the_next_daemon() {
 }
 
 #[test]
+fn a_device_in_use_waits_while_the_folder_of_its_volume_is_not_there() {
+    if is_skipped() {
+        return;
+    }
+    let (mut lab, device) = host();
+    make_file_system(&device);
+    let mounted = Mounted::new(&device);
+    std::fs::write(mounted.file(), b"kept").expect("written");
+    lab.kill(0);
+    let (place, elsewhere) = (lab.path(0, "state/db"), lab.path(0, "elsewhere"));
+    std::fs::rename(&place, &elsewhere).expect("moved");
+    lab.start(0, None);
+    let log = lab.log(0);
+    assert!(
+        log.contains("there is no such volume any more") && log.contains("put the volume's folder back"),
+        "{log}"
+    );
+    assert!(backing(&device).is_some());
+    lab.kill(0);
+    std::fs::rename(&elsewhere, &place).expect("moved");
+    lab.start(0, None);
+    assert_eq!(std::fs::read(mounted.file()).expect("read"), b"kept");
+    std::fs::write(mounted.path().join("after"), b"it goes on").expect("written");
+}
+
+#[test]
 fn a_kernel_that_sends_nothing_again_fails_what_was_under_way_and_nothing_else() {
     if is_skipped() {
         return;

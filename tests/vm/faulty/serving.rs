@@ -206,8 +206,8 @@ fn device() -> anyhow::Result<()> {
     expect_same("the medium after all", &story.medium.bytes()?, &story.data)
 }
 
-/// A device that becomes read-only: what could not be written is not said to be durable, and reads go on. The next daemon does not serve what it could
-/// not write, and says why, until it can.
+/// A device that becomes read-only: what could not be written is not said to be durable, and reads go on. They do with the next
+/// daemon, so that what the device has can be rescued, and nothing is accepted until it takes writes.
 fn read_only() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     let device = story.disk.word().to_owned();
@@ -221,11 +221,10 @@ fn read_only() -> anyhow::Result<()> {
     drop(client);
     story.hosts.kill(0);
     story.hosts.start(0)?;
-    let status = story.hosts.status(0)?;
-    let why = status["waits"].as_str().unwrap_or_default();
-    ensure!(why.contains("read-only"), "it does not wait for that: {status}");
-    set("--setrw")?;
     let mut client = story.hosts.client(0)?;
+    story.is_read_only_here(&mut client)?;
+    story.hosts.refused(0, &["accept", VOLUME])?;
+    set("--setrw")?;
     expect_same("what is read", &read_all(&mut client)?, &story.data)?;
     story.hosts.order(0, &["accept", VOLUME])?;
     client.write(0, &patch, true)?;

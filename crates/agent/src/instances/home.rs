@@ -275,7 +275,8 @@ impl Home {
             remove_tree(path)?;
         }
         for path in [folder, &self.paths.images, &self.paths.work] {
-            std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+            let made = whole::explained(path, std::fs::create_dir_all(path));
+            made.with_context(|| format!("cannot make {}", path.display()))?;
         }
         self.mount_files(config)?;
         self.listen(guests, resolver)?;
@@ -357,7 +358,7 @@ impl Home {
         if self.record.machine.is_none() {
             let library = self.paths.folder.join(LIBRARY);
             std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
-            std::fs::copy(&config.library, &library).with_context(|| {
+            whole::explained(&library, std::fs::copy(&config.library, &library)).with_context(|| {
                 format!(
                     "cannot copy the guest library {}; build it, or name it with --library",
                     config.library.display()

@@ -46,6 +46,7 @@ use self::guest::Guest;
 use super::record::Record;
 use crate::beneath;
 use crate::memory::private;
+use crate::whole;
 
 /// The RAM, in the runtime folder.
 pub const RAM: &str = "mem/ram";
@@ -209,7 +210,8 @@ pub fn make_ram(folder: &Path, bytes: u64, prealloc: bool) -> anyhow::Result<()>
         }
         Ok(())
     });
-    sized.with_context(|| format!("cannot make {}", folder.join(RAM).display()))
+    let path = folder.join(RAM);
+    whole::explained(&path, sized).with_context(|| format!("cannot make {}", path.display()))
 }
 
 #[cfg(test)]

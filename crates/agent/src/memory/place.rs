@@ -66,6 +66,17 @@ impl Placer {
         self.elsewhere = Some((path.to_owned(), file));
     }
 
+    /// Where what `path` names lies on this host.
+    pub fn place_of(&self, path: &[u8]) -> PathBuf {
+        let path = Path::new(OsStr::from_bytes(path));
+        match self.elsewhere.as_ref().filter(|(from, _)| from == path) {
+            Some((_, file)) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+                .read_link()
+                .unwrap_or_default(),
+            None => self.root.join(path),
+        }
+    }
+
     /// Puts one part in its place and says how many bytes of content it had. `landed` is the content of a part that has it not with
     /// it.
     pub fn place(&mut self, part: &FilePart, landed: Option<&[u8]>) -> io::Result<u64> {

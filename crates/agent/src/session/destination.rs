@@ -51,6 +51,7 @@ use crate::session::rnics;
 use crate::standby::StandbyContext;
 use crate::trial::Ahead;
 use crate::turns::Turn;
+use crate::whole;
 use post_copy::Lacking;
 
 /// How long the place that the instance had here before may take to be cleared.
@@ -369,15 +370,16 @@ impl Destination {
             Folder::Images => &mut self.images,
             Folder::Private => &mut self.private,
         };
-        placer
-            .place(part, landed)
+        let placed = placer.place(part, landed);
+        whole::explained(&placer.place_of(&part.path), placed)
             .with_context(|| format!("cannot write {:?}", String::from_utf8_lossy(&part.path)))
     }
 
     /// Private memory comes. From now on its folder says that it is missing to the tasks.
     fn expect_private(&mut self) -> anyhow::Result<()> {
         let folder = &self.paths.private;
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let made = whole::explained(folder, std::fs::create_dir_all(folder));
+        made.with_context(|| format!("cannot make {}", folder.display()))?;
         self.fills = true;
         Ok(())
     }

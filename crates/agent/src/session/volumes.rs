@@ -19,6 +19,7 @@ use super::PAUSE;
 use crate::agent::Shared;
 use crate::instances::record::Record;
 use crate::instances::volumes::SOCKET_NAME;
+use crate::whole;
 
 /// The folder of the notes, in the folder of what outlives a restart of the machine.
 const FOLDER: &str = "volumes-that-move";
@@ -97,7 +98,7 @@ pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow
         }
         File::open(&folder)?.sync_all()
     };
-    write().with_context(|| format!("cannot write to {}", folder.display()))
+    whole::explained(&folder, write()).with_context(|| format!("cannot write to {}", folder.display()))
 }
 
 fn notes(agent: &Shared) -> Vec<Note> {

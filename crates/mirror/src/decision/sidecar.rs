@@ -1,4 +1,4 @@
-//! What is beside the data of a copy, and what a host knows by it.
+//! The record beside the data of a copy, and a host's knowledge by it.
 
 use serde::{Deserialize, Serialize};
 
@@ -99,13 +99,14 @@ pub struct Sidecar {
     pub generation: Generation,
     /// Its size in bytes.
     pub length: u64,
-    /// The highest generation that this host knows to have been given, through copies that are gone and offers; 0 if none.
+    /// The highest generation that this host knows from earlier copies and offers; 0 if there is none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub floor: Generation,
-    /// A flush of this copy has failed: its page cache is not to be believed ([`crate::trust`]).
+    /// A flush of this copy has failed: its page cache is not to be trusted ([`crate::trust`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspect: bool,
-    /// Where an operator has decided for this copy, in the place of destinations that have not answered yet.
+    /// Questions that an operator has decided in favour of this copy, and that the destinations have not
+    /// answered yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overruled: Vec<Overruled>,
     /// What it is.
@@ -113,18 +114,18 @@ pub struct Sidecar {
     pub role: Role,
 }
 
-/// A question that an operator has answered in the place of the destination.
+/// A question that an operator has answered in place of the destination.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Overruled {
     /// The attempt.
     pub session: SessionId,
-    /// The generation that was asked with.
+    /// The base of the question.
     pub base: Generation,
     /// The destination.
     pub to: String,
 }
 
-/// What a deletion leaves, in the place of the sidecar: what has to be answered to late questions.
+/// Left by a deletion in place of the sidecar, to answer late questions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tombstone {
     /// Which volume.
@@ -143,8 +144,9 @@ impl Tombstone {
     }
 }
 
-/// What one file says of a volume on a host. A deletion replaces the sidecar by the tombstone, and an offer the tombstone by a sidecar, at once: a
-/// tombstone beside a sidecar would say, when the sidecar is lost, less than this host knew.
+/// Content of the one file about a volume on a host. A deletion replaces the sidecar by the tombstone in one
+/// step, and an offer replaces the tombstone by a sidecar. If both lay side by side, and the sidecar were
+/// lost, the tombstone would tell less than this host knew.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Record {
@@ -152,17 +154,18 @@ pub enum Record {
     Copy(Sidecar),
     /// There was one.
     Gone {
-        /// What is left of it.
+        /// Its tombstone.
         gone: Tombstone,
     },
 }
 
-/// What a host knows of its copy.
+/// A host's knowledge of its copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Here<'a> {
-    /// It cannot be said: the sidecar is damaged, cannot be read, is older than the data, or it is not known which of two is durable. All is refused.
+    /// The state of the copy is unknown: the sidecar is damaged, cannot be read, or is older than the data,
+    /// or it is not known which of two is durable. All orders are refused.
     Unknown,
-    /// There is nothing, and no trace of anything.
+    /// There is no copy, and no trace of one.
     Nothing,
     /// A copy was deleted.
     Gone(&'a Tombstone),
@@ -223,7 +226,7 @@ impl Sidecar {
         Self { role, ..self.clone() }
     }
 
-    /// The highest generation that is known here to have been given.
+    /// The highest generation that this host knows.
     pub fn known(&self) -> Generation {
         let offered = match self.role {
             Role::Incoming { base, .. } | Role::Ready { base, .. } => base,
@@ -232,7 +235,7 @@ impl Sidecar {
         self.generation.max(self.floor).max(offered)
     }
 
-    /// The attempt to fill it is over. That its base was given is not forgotten.
+    /// The attempt to fill it is over. Its base stays known.
     pub fn given_up(&self) -> Self {
         Self {
             floor: self.known(),
@@ -240,12 +243,12 @@ impl Sidecar {
         }
     }
 
-    /// It has everything of that base, on its disk, and is the copy that serves.
+    /// It has all data of that base on its disk, and becomes the copy that serves.
     pub(crate) fn committed(&self, base: Generation) -> Self {
         Self {
             generation: base + 1,
             floor: 0,
-            // All of it was written again, and flushed.
+            // All data were written again, and flushed.
             suspect: false,
             overruled: Vec::new(),
             ..self.with(Role::Serving)

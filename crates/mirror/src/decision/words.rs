@@ -1,4 +1,4 @@
-//! An operator's word in the place of an answer, and what becomes of the question.
+//! An operator's decision in place of an answer, and the question that stays open.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +16,9 @@ pub enum Keep {
 
 /// What a source's sidecar becomes when an operator decides in the place of a destination that never answers. Nothing if no answer is missing.
 ///
-/// A source that is kept is raised by two: a copy that has that session's commit all the same has one more than the source had, and is never
-/// taken for as young, nor for younger; so the volume can move there again, over it.
+/// A kept source is raised by two. If the destination did commit that session, its copy's generation is the
+/// source's old one plus one. So it is older than the kept source, and the volume can move there again and
+/// overwrite it.
 pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     let Role::Deciding { session, to } = &here.role else {
         return None;
@@ -45,7 +46,8 @@ impl Sidecar {
     }
 }
 
-/// What an old copy becomes when an operator says that the one which has served since is lost. Nothing if the copy here is no whole one, or serves.
+/// The sidecar of an old copy after an operator has declared the copy that served since as lost. `None` if
+/// the copy here is not complete, or serves.
 pub fn revived(here: &Sidecar) -> Option<Sidecar> {
     matches!(here.role, Role::Moved { .. }).then(|| Sidecar {
         generation: here.known() + 2,
@@ -54,8 +56,9 @@ pub fn revived(here: &Sidecar) -> Option<Sidecar> {
     })
 }
 
-/// The questions that operators have answered, and to which hosts, the last one first. They are asked on, with no more than a wish to know, until
-/// those hosts answer: their copies may serve. No offer goes to one of them before.
+/// The questions that operators have answered, with the hosts that they are for, the last one first. They are
+/// still asked until those hosts answer, only to learn whether their copies serve. No offer goes to such a
+/// host before.
 pub fn all_overruled(here: &Sidecar) -> impl Iterator<Item = (Ask, &str)> {
     here.overruled.iter().rev().map(|overruled| {
         let ask = Ask {
@@ -67,24 +70,25 @@ pub fn all_overruled(here: &Sidecar) -> impl Iterator<Item = (Ask, &str)> {
     })
 }
 
-/// The last of them.
+/// The last of these questions.
 pub fn overruled(here: &Sidecar) -> Option<(Ask, &str)> {
     all_overruled(here).next()
 }
 
-/// What an answer means to a source that has not waited for it.
+/// Meaning of an answer for a source that has not waited for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
-    /// Nothing: it was for another question, or decides nothing.
+    /// No consequence: the answer is to another question.
     Nothing,
     /// The operator was right. This becomes durable, and the question is not asked any more.
     Confirmed(Sidecar),
-    /// The operator was wrong: the destination has the volume, or had. **Two copies have served**: this is told to everybody who looks, and is no
-    /// reason to do anything by itself.
+    /// The operator was wrong: the destination has, or had, the volume. **Two copies have served.** This is
+    /// reported wherever the volume is shown, and nothing is done about it automatically.
     Contradiction,
 }
 
-/// The answer to the question of [`overruled`], or to one that was under way when an operator decided.
+/// Takes the answer to a question of [`all_overruled`], or to one that was in flight when an operator
+/// decided.
 pub fn heard(here: &Sidecar, session: SessionId, answer: Answer) -> Heard {
     if here
         .overruled
@@ -95,7 +99,7 @@ pub fn heard(here: &Sidecar, session: SessionId, answer: Answer) -> Heard {
     }
     match answer {
         Answer::Committed => Heard::Contradiction,
-        // A host that does not know what it has gives no answer: there is nothing.
+        // `NotKnown` means that there is no copy: a host that does not know its copy's state gives no answer.
         Answer::NotCommitted | Answer::NotKnown => {
             let mut confirmed = here.clone();
             confirmed

@@ -108,7 +108,7 @@ impl Daemon {
         let path = entry.folder.data(&state.settings);
         let own = state.settings.data.is_none();
         let making = if own { Making::Own } else { making };
-        let store = Store::make(&path, length, making, Some(marker))?;
+        let store = tokio::task::block_in_place(|| Store::make(&path, length, making, Some(marker)))?;
         if preallocate {
             let shown = path.display();
             let allocated = store.allocate(length);
@@ -169,12 +169,16 @@ impl Daemon {
             marker: Some(marker),
             first,
         };
-        let opened = Store::open(&path, expected)?;
-        // Where the data were not there when the sidecar was read.
-        if age(state.written, opened.store.seen(sidecar.id)) == Age::Old {
-            return Err(Lack::Later(path));
-        }
-        opened.store.sees(sidecar.id, state.written);
+        // The daemon has few threads for tasks, and a disk may take its time.
+        let opened = tokio::task::block_in_place(|| {
+            let opened = Store::open(&path, expected)?;
+            // Where the data were not there when the sidecar was read.
+            if age(state.written, opened.store.seen(sidecar.id)) == Age::Old {
+                return Err(Lack::Later(path.clone()));
+            }
+            opened.store.sees(sidecar.id, state.written);
+            Ok(opened)
+        })?;
         if let Some(remark) = &opened.remark {
             tracing::warn!("volume {}: {remark}", entry.name);
         }

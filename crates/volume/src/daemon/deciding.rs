@@ -29,7 +29,7 @@ use crate::peer::destination::Incoming;
 use crate::peer::fetching::Fetching;
 use crate::peer::source::Call;
 use crate::store::trust::Belief;
-use crate::store::{Making, Store};
+use crate::store::{Lack, Making, Store};
 use crate::transport::{Carriage, RNIC_LIMIT, Wanted};
 use crate::volume::Volume;
 use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
@@ -84,7 +84,8 @@ impl Daemon {
             let state = entry.state.lock().await;
             serving(entry, &state)?;
             // What is wrong here is told whatever the other host would say.
-            if let Err(error) = self.may_move(entry, &state, false) {
+            let may = self.may_move(entry, &state, false);
+            if let Err(error) = may.and_then(|()| is_answered(&state, to)) {
                 return Ok(Err(format!("{error:#}")));
             }
             let sidecar = known(entry, &state)?;
@@ -505,14 +506,17 @@ impl Daemon {
             false => Belief::Sound,
         };
         let opened = self.open_data(entry, state, before, belief);
-        let store = opened.with_context(|| {
-            format!(
-                "the older copy of {0} here cannot be had (`verbatim volume delete {0}` there forgets it)",
-                entry.name
-            )
-        })?;
+        let store = match opened {
+            Err(lack @ Lack::Later(_)) => Err(anyhow::Error::from(lack)),
+            opened => opened.with_context(|| {
+                format!(
+                    "the older copy of {0} here cannot be had (`verbatim volume delete {0}` there forgets it)",
+                    entry.name
+                )
+            }),
+        }?;
         // First the data get the length, then the sidecar says so.
-        store.reach(length)?;
+        tokio::task::block_in_place(|| store.reach(length))?;
         Ok(store)
     }
 

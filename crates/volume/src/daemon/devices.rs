@@ -1,10 +1,11 @@
 //! Volumes as block devices of this machine: made, found again, handed over, and let go.
 
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use verbatim_mirror::decision::Role;
 
 use super::orders::is_free;
@@ -15,8 +16,9 @@ use crate::faults::{Fault, Point};
 /// So long a daemon that ends waits for the answers to requests that it has taken, all devices together.
 const ANSWERS: Duration = Duration::from_secs(30);
 
-/// So long it waits for what is being done with one volume.
-const BUSY: Duration = Duration::from_secs(1);
+/// So long it waits for what is being done with volumes, all together; and so long if no other daemon is to come.
+const BUSY: Duration = Duration::from_secs(3);
+const BUSY_FOR_GOOD: Duration = Duration::from_secs(10);
 
 impl Daemon {
     fn places(&self, name: &str) -> Places {
@@ -152,6 +154,14 @@ impl Daemon {
             Some(_) => "the copy here was not filled to the end".to_owned(),
             None => "there is no such volume any more".to_owned(),
         };
+        // The volumes' folder may not be the one that it was, or not be mounted: whoever uses the device waits, and loses nothing.
+        if state.sidecar.is_none()
+            && let Err(error) = self.is_free(entry, state)
+        {
+            return tracing::error!(
+                "{why}, and {error:#}: put the volume's folder back and start the daemon again, or let go of the device by `verbatim volume stop --force`"
+            );
+        }
         self.end_device(entry, state, &why);
     }
 
@@ -169,8 +179,9 @@ impl Daemon {
     pub(super) async fn hand_over(&self) {
         let mut stopped = Vec::new();
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+        let patience = tokio::time::Instant::now() + BUSY;
         for entry in entries {
-            let Ok(mut state) = timeout(BUSY, entry.state.lock()).await else {
+            let Ok(mut state) = timeout_at(patience, entry.state.lock()).await else {
                 tracing::warn!(
                     "something is being done with {}, and is cut off: what its device was asked, the next daemon is asked",
                     entry.name
@@ -185,6 +196,8 @@ impl Daemon {
         let end = Instant::now() + ANSWERS;
         tokio::task::block_in_place(|| {
             for (name, device) in stopped {
+                // The keeper is this process's until it has ended: no task of it finds the device again, and carries out what is under way once more.
+                let device = ManuallyDrop::new(device);
                 let left = device.idle(end);
                 if left > 0 {
                     tracing::error!(
@@ -201,8 +214,12 @@ impl Daemon {
     pub(super) async fn end_devices(&self, by_force: bool) -> anyhow::Result<()> {
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
         let mut used = Vec::new();
+        let patience = tokio::time::Instant::now() + BUSY_FOR_GOOD;
         for entry in &entries {
-            let state = entry.state.lock().await;
+            // A disk that hangs holds its volume's lock for ever.
+            let Ok(state) = timeout_at(patience, entry.state.lock()).await else {
+                bail!(is_busy(entry));
+            };
             if let Err(why) = self.is_free(entry, &state) {
                 used.push(format!("{why:#}"));
             }
@@ -211,11 +228,20 @@ impl Daemon {
             bail!("{}; --force lets go of it all the same", used.join("; "));
         }
         for entry in &entries {
-            let mut state = entry.state.lock().await;
+            let Ok(mut state) = timeout_at(patience, entry.state.lock()).await else {
+                bail!(is_busy(entry));
+            };
             self.end_device(entry, &mut state, "");
         }
         Ok(())
     }
+}
+
+fn is_busy(entry: &Entry) -> String {
+    format!(
+        "something is being done with {}, or its disk does not answer: try again, or end the daemon by SIGTERM and give this command once more",
+        entry.name
+    )
 }
 
 impl State {

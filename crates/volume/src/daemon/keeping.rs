@@ -27,6 +27,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Limit for an order about all volumes to wait for busy ones, all together.
 const GLANCE: Duration = Duration::from_secs(1);
 
+/// So long a disk may take to say what the data have seen, before it is known what the copy is. One that hangs keeps no other host waiting for an answer.
+const SLOW: Duration = Duration::from_secs(10);
+
 impl State {
     /// An error while the state of the copy here is unknown.
     pub(super) fn is_known(&self, entry: &Entry) -> anyhow::Result<()> {
@@ -73,7 +76,7 @@ impl Daemon {
     }
 
     /// The copy becomes unknown. Its clients stay connected: only a copy that serves has any.
-    fn lose(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, why: &str) {
+    pub(super) fn lose(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, why: &str) {
         state.sidecar = None;
         if state.unknown.as_deref() != Some(why) {
             tracing::error!(
@@ -202,7 +205,7 @@ impl Daemon {
             Ok(()) => {
                 state.written = number;
                 if let Some(store) = &state.store {
-                    tokio::task::block_in_place(|| shows(store, sidecar.id, number));
+                    shows(store, sidecar.id, number);
                 }
                 if !sidecar.may_serve() {
                     state.alarm = None;
@@ -255,34 +258,46 @@ impl Daemon {
     }
 }
 
-/// A number that neither the folder nor the data have seen.
+/// A number that neither the folder nor the data have seen. Open data have seen none that is higher than the one here: else they had not been opened.
 fn next_number(entry: &Entry, state: &State, sidecar: &Sidecar) -> u64 {
     let with_data = match &state.store {
-        Some(store) => store.seen(sidecar.id),
-        None => seen_at(&entry.folder.data(&state.settings), sidecar.id),
+        Some(_) => None,
+        None => seen_within(GLANCE, entry, state, sidecar.id),
     };
     state.written.max(with_data.unwrap_or_default()) + 1
 }
 
-/// Has the data see that number. A disk that hangs holds up no decision: it is shown to them again when they are opened.
+/// Has a thread of its own do that. `None` where it takes longer: a disk that hangs holds up no decision.
+fn within<T: Send + 'static>(limit: Duration, what: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (sender, done) = std::sync::mpsc::channel();
+    let run = move || {
+        let result = what();
+        // It may have taken too long.
+        let _ = sender.send(result);
+    };
+    std::thread::Builder::new().name("age".into()).spawn(run).ok()?;
+    tokio::task::block_in_place(|| done.recv_timeout(limit).ok())
+}
+
+/// Has the data see that number. Where their disk hangs it is shown to them again when they are opened.
 fn shows(store: &Arc<Store>, id: VolumeId, number: u64) {
-    let (sender, seen) = std::sync::mpsc::channel();
     let store = store.clone();
-    let show = move || {
+    within(GLANCE, move || {
         store.sees(id, number);
         drop(store);
-        // It may have taken too long.
-        let _ = sender.send(());
-    };
-    if std::thread::Builder::new().name("age".into()).spawn(show).is_ok() {
-        let _ = seen.recv_timeout(GLANCE);
-    }
+    });
+}
+
+/// What the data have seen of that volume's sidecar, if their disk answers within that time.
+fn seen_within(limit: Duration, entry: &Entry, state: &State, id: VolumeId) -> Option<u64> {
+    let path = entry.folder.data(&state.settings);
+    within(limit, move || seen_at(&path, id)).flatten()
 }
 
 /// How often the data have seen the sidecar written, if that is more than the one here says.
 fn has_seen_later(entry: &Entry, state: &State) -> Option<u64> {
     let here = state.sidecar.as_ref()?;
-    let with_data = seen_at(&entry.folder.data(&state.settings), here.id);
+    let with_data = seen_within(GLANCE, entry, state, here.id);
     match age(state.written, with_data) {
         Age::Old => with_data,
         Age::Current => None,
@@ -298,7 +313,8 @@ fn read(entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         None => (None, 0),
     };
     if let Some(sidecar) = &sidecar {
-        let with_data = seen_at(&entry.folder.data(&state.settings), sidecar.id);
+        // The data of a copy that serves are asked again when they are opened.
+        let with_data = seen_within(SLOW, entry, state, sidecar.id);
         if let (Age::Old, Some(seen)) = (age(number, with_data), with_data) {
             state.restored = Some((sidecar.clone(), seen));
             bail!(

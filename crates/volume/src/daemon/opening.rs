@@ -39,7 +39,7 @@ impl Daemon {
                 Ok(_) => {
                     // Nobody finds a volume at which nobody has looked.
                     is_locked.await?;
-                    opening.push((name, is_opened));
+                    opening.push((entry, is_opened));
                 }
                 Err(error) => {
                     tracing::warn!("volume {name} has no thread to be opened by: {error}");
@@ -49,11 +49,20 @@ impl Daemon {
             }
         }
         let end = Instant::now() + PATIENCE;
-        for (name, opened) in opening {
-            if timeout_at(end, opened).await.is_err() {
-                tracing::error!(
-                    "volume {name}: its disk does not answer; the others are served, and this one is when it does"
-                );
+        for (entry, opened) in opening {
+            let name = &entry.name;
+            match timeout_at(end, opened).await {
+                Ok(Ok(())) => {}
+                // Nobody has looked at it, and it would be taken for a volume that is not there.
+                Ok(Err(_)) => {
+                    let mut state = entry.state.lock().await;
+                    self.lose(&entry, &mut state, "the thread that opens it has panicked");
+                }
+                Err(_) => tracing::error!(
+                    "volume {name} is not open after {} s: its disk does not answer, or has much to flush or to \
+                     compare; the others are served, and this one is when that ends",
+                    PATIENCE.as_secs()
+                ),
             }
         }
         Ok(())

@@ -393,10 +393,21 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let may_serve = next.may_serve();
         let was_held = matches!(&state.sidecar, Some(here) if matches!(here.role, Role::Held { .. }));
-        if was_held && let Some(volume) = &state.volume {
-            volume.event(if may_serve { Event::Release } else { Event::Moved });
+        // An operator's word may be wrong: nobody is served by it before it is durable. A session's decision is durable.
+        let here = state.sidecar.as_ref();
+        let is_word = here.is_some_and(|here| next.overruled.len() > here.overruled.len());
+        let tell = |state: &State| {
+            if was_held && let Some(volume) = &state.volume {
+                volume.event(if may_serve { Event::Release } else { Event::Moved });
+            }
+        };
+        if !is_word {
+            tell(state);
         }
         self.write(entry, state, next)?;
+        if is_word {
+            tell(state);
+        }
         if was_held {
             state.following = None;
             (self.config.hook)(Point::Moved);

@@ -18,7 +18,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
@@ -69,6 +69,8 @@ struct Work {
     /// Changes that overlap one that has no answer yet, in their order.
     waiting: VecDeque<Change>,
     counts: Counts,
+    /// Somebody waits until nothing is under way: to tell him is a system call for each request.
+    is_awaited: bool,
 }
 
 impl Work {
@@ -87,6 +89,9 @@ impl Work {
         Some(change)
     }
 }
+
+/// A thread that the kernel does not let take a request tries again after this time.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves one connection.
 pub struct Front {
@@ -186,6 +191,7 @@ impl Front {
     /// Waits until all is answered that was taken; how many requests are not.
     pub fn idle(&self, end: Instant) -> usize {
         let mut work = self.lock();
+        work.is_awaited = true;
         while work.readers + work.unanswered > 0 {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -233,7 +239,11 @@ impl Front {
                 // Whoever has asked has given up meanwhile.
                 Err(Errno::INTR | Errno::NOENT) => {}
                 Err(Errno::NODEV) => return Ok(()),
-                Err(error) => return Err(error.into()),
+                // No memory, for one. That request has failed; without this thread all later ones would wait for ever.
+                Err(error) => {
+                    tracing::error!("a request to a volume's device cannot be taken: {error}");
+                    std::thread::sleep(PAUSE);
+                }
             }
         }
         Ok(())
@@ -347,7 +357,9 @@ impl Front {
         let mut work = self.lock();
         work.unanswered -= 1;
         work.changes.retain(|(unique, _)| *unique != to.unique);
-        self.changed.notify_all();
+        if work.is_awaited {
+            self.changed.notify_all();
+        }
         while let Some(change) = work.next() {
             drop(work);
             self.carry_out(change);
@@ -368,7 +380,9 @@ impl Drop for Reader {
 
 fn errno(failure: Failure) -> i32 {
     match failure {
-        Failure::Disk(errno) => errno,
+        // The kernel takes no other numbers, and a request without an answer waits for ever.
+        Failure::Disk(errno @ 1..=511) => errno,
+        Failure::Disk(_) => libc::EIO,
         Failure::Moved => libc::ESHUTDOWN,
     }
 }
@@ -380,19 +394,21 @@ pub fn answer(fuse: impl AsFd, unique: u64, answer: Result<&[u8], i32>) {
         Err(errno) => ([].as_slice(), errno),
     };
     let header = protocol::header(unique, errno, body.len());
-    match rustix::io::writev(fuse, &[IoSlice::new(&header), IoSlice::new(body)]) {
+    match rustix::io::writev(&fuse, &[IoSlice::new(&header), IoSlice::new(body)]) {
         Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
-        Err(error) => tracing::error!(
-            "the kernel does not take an answer of {} bytes: {error}",
-            body.len()
-        ),
+        Err(error) => {
+            tracing::error!(
+                "the kernel does not take an answer of {} bytes: {error}",
+                body.len()
+            );
+            // Whoever has asked does not wait for ever. One that the kernel has ended meanwhile is not there any more.
+            let _ = rustix::io::write(&fuse, &protocol::header(unique, libc::EIO, 0));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;

@@ -31,6 +31,8 @@ const BEGIN: Duration = Duration::from_secs(10);
 pub struct Connection {
     /// By this one the kernel is answered. It is the keeper's, too, so the connection outlives this process.
     pub fuse: Arc<OwnedFd>,
+    /// Others of the same connection, which are the keeper's, too: for each thread but the first, on kernels that send again.
+    pub clones: Vec<Arc<OwnedFd>>,
     /// A path to the file (`O_PATH`), which is mounted nowhere. By it the kernel asks how long the file is.
     pub mount: OwnedFd,
     /// Whether the kernel sends again what a process has read and not answered.
@@ -43,24 +45,30 @@ impl Connection {
         let fuse = sys::open_fuse()?;
         let mount = mount(&fuse)?;
         let offer = begin(&fuse)?;
+        let resends = may_resend && offer.resends();
+        let count = if resends { THREADS - 1 } else { 0 };
+        let clones = (0..count).map(|_| sys::clone_fuse(&fuse).map(Arc::new));
         Ok(Self {
+            clones: clones.collect::<io::Result<_>>()?,
             fuse: Arc::new(fuse),
             mount,
-            resends: may_resend && offer.resends(),
+            resends,
         })
     }
 
     /// What a thread each takes requests from.
     ///
     /// A descriptor that is cloned has what was read from it for its own, and the kernel fails that (`ECONNABORTED`) when it is closed. So a kernel that sends
-    /// again is read from by the descriptor that the keeper has, too; and one that cannot by clones, which nobody else has: what was read from them
+    /// again is read from by descriptors that the keeper has, too; and one that cannot by clones, which nobody else has: what was read from them
     /// would wait for ever otherwise.
     pub fn channels(&self) -> io::Result<Vec<Arc<OwnedFd>>> {
-        let channel = || match self.resends {
-            true => Ok(self.fuse.clone()),
-            false => sys::clone_fuse(&self.fuse).map(Arc::new),
-        };
-        (0..THREADS).map(|_| channel()).collect()
+        if !self.resends {
+            let clones = (0..THREADS).map(|_| sys::clone_fuse(&self.fuse).map(Arc::new));
+            return clones.collect();
+        }
+        // The keeper of an earlier release has no clones: then threads share the one that it has.
+        let kept = std::iter::once(&self.fuse).chain(&self.clones);
+        Ok(kept.cycle().take(THREADS).cloned().collect())
     }
 
     /// Has the kernel send again what an earlier process has read and not answered, before anything else is read.

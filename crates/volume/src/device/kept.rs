@@ -1,7 +1,7 @@
 //! What outlives the daemon of a device: a keeper with the descriptors, and a note of what they are.
 //!
 //! ```text
-//!  RUN/volumes/NAME.keeper   the keeper's socket: the FUSE connection, the loop device and the mount, with a label
+//!  RUN/volumes/NAME.keeper   the keeper's socket: the FUSE connection, the loop device, the mount, and clones of the first, with a label
 //!  RUN/volumes/NAME.device   the label again, for the case that the keeper is gone
 //! ```
 
@@ -100,7 +100,7 @@ impl Places {
         if !self.socket.exists() {
             return Ok(Left::Nothing);
         }
-        let Some(keeper) = Keeper::find_within(&self.socket, ANSWER) else {
+        let Some(keeper) = Keeper::look_within(&self.socket, ANSWER)? else {
             return Ok(match std::fs::read(&self.note) {
                 // It has never come to be a device.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Left::Nothing,
@@ -108,12 +108,14 @@ impl Places {
             });
         };
         match keeper.take()?.pop() {
-            Some((label, fds)) => {
+            Some((label, mut fds)) => {
                 let label = serde_json::from_slice(&label).context("the label of a device makes no sense")?;
+                let clones = fds.split_off(fds.len().min(3));
                 let [fuse, device, mount] = <[OwnedFd; 3]>::try_from(fds)
                     .map_err(|fds| anyhow::anyhow!("a keeper has {} descriptors of a device", fds.len()))?;
                 let fds = Arc::new(Fds {
                     fuse: Arc::new(fuse),
+                    clones: clones.into_iter().map(Arc::new).collect(),
                     device,
                     mount,
                 });
@@ -129,9 +131,11 @@ impl Places {
 
     /// Lets go of what there is, and forgets it.
     pub fn clear(&self) {
-        match Keeper::find_within(&self.socket, ANSWER) {
-            Some(keeper) => keeper.end(),
-            None => drop(std::fs::remove_file(&self.socket)),
+        match Keeper::look_within(&self.socket, ANSWER) {
+            Ok(Some(keeper)) => keeper.end(),
+            Ok(None) => drop(std::fs::remove_file(&self.socket)),
+            // Whoever comes next finds it.
+            Err(error) => return tracing::error!("a block device may be left behind: {error:#}"),
         }
         // The device is gone by now. A note of it alone says nothing.
         let _ = std::fs::remove_file(&self.note);
@@ -156,14 +160,18 @@ pub struct Found {
 /// What a device is made of.
 pub struct Fds {
     pub fuse: Arc<OwnedFd>,
+    /// Others of the same connection.
+    pub clones: Vec<Arc<OwnedFd>>,
     /// The loop device: open here, it does not go.
     pub device: OwnedFd,
     pub mount: OwnedFd,
 }
 
 impl Fds {
-    fn all(&self) -> [BorrowedFd<'_>; 3] {
-        [self.fuse.as_fd(), self.device.as_fd(), self.mount.as_fd()]
+    fn all(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = vec![self.fuse.as_fd(), self.device.as_fd(), self.mount.as_fd()];
+        all.extend(self.clones.iter().map(AsFd::as_fd));
+        all
     }
 }
 
@@ -191,14 +199,21 @@ impl Keeping {
     ) -> anyhow::Result<Self> {
         let label = serde_json::to_vec(label)?;
         // Whoever finds it knows that the keeper is there.
-        let keeper = match keeper {
-            Some(keeper) => keeper,
-            None => begin(places, &label, &fds)?,
+        let (keeper, is_new) = match keeper {
+            Some(keeper) => (keeper, false),
+            None => (begin(places, &label, &fds)?, true),
         };
         let beside = places.note.with_extension("device.new");
-        std::fs::write(&beside, &label)
+        let noted = std::fs::write(&beside, &label)
             .and_then(|()| std::fs::rename(&beside, &places.note))
-            .with_context(|| format!("cannot write {}", places.note.display()))?;
+            .with_context(|| format!("cannot write {}", places.note.display()));
+        if let Err(error) = noted {
+            // Of a device that is not made nothing is left.
+            if is_new {
+                keeper.end();
+            }
+            return Err(error);
+        }
         let inner = Arc::new(Inner {
             places: places.clone(),
             label,
@@ -246,8 +261,13 @@ fn begin(places: &Places, label: &[u8], fds: &Fds) -> anyhow::Result<Keeper> {
         "{OWN_PROGRAM} is not there: is /proc mounted?"
     );
     let keeper = Keeper::start(Path::new(OWN_PROGRAM), &places.socket)?;
-    keeper.keep(label.to_owned(), &fds.all())?;
-    Ok(keeper)
+    match keeper.keep(label.to_owned(), &fds.all()) {
+        Ok(()) => Ok(keeper),
+        Err(error) => {
+            keeper.end();
+            Err(error)
+        }
+    }
 }
 
 impl Inner {

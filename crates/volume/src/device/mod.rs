@@ -87,6 +87,7 @@ impl Device {
         };
         let fds = Arc::new(Fds {
             fuse: connection.fuse,
+            clones: connection.clones,
             device: device.into(),
             mount: connection.mount,
         });
@@ -106,6 +107,7 @@ impl Device {
         let Found { keeper, label, fds } = found;
         let connection = Connection {
             fuse: fds.fuse.clone(),
+            clones: fds.clones.clone(),
             mount: fds.mount.try_clone()?,
             resends: label.resends,
         };

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
@@ -17,6 +18,8 @@ pub struct Export {
     connects_anew: bool,
     /// The size that the client was told.
     told: Option<u64>,
+    /// So many of its connections have been ended here, and carry out requests that they had read before.
+    ending: Arc<watch::Sender<usize>>,
     places: Option<Arc<Places>>,
     volume: watch::Receiver<Option<Arc<Volume>>>,
 }
@@ -29,6 +32,7 @@ impl Export {
             is_read_only,
             connects_anew: false,
             told: None,
+            ending: Arc::new(watch::Sender::new(0)),
             places: None,
             volume,
         }
@@ -43,8 +47,13 @@ impl Export {
     }
 
     /// The size that its client was told, if it connects anew. A size is said at the beginning of a connection alone: that one ends when it is another.
-    pub fn ends_unless(&self) -> Option<u64> {
-        self.told.filter(|_| self.connects_anew)
+    pub fn ends_unless(&self) -> Option<Ends> {
+        let told = self.told.filter(|_| self.connects_anew)?;
+        Some(Ends {
+            told,
+            ending: self.ending.clone(),
+            is_counted: AtomicBool::new(false),
+        })
     }
 
     /// Its size in bytes, for a client that is told.
@@ -91,6 +100,42 @@ impl Export {
     }
 }
 
+/// A connection that ends when its volume has another size.
+///
+/// Its client makes its requests again on a new connection, and may make later ones there when these are answered. So nothing is read from the new one before the
+/// old one has handed its last request to the volume: an old WRITE would undo a later one.
+pub struct Ends {
+    told: u64,
+    ending: Arc<watch::Sender<usize>>,
+    is_counted: AtomicBool,
+}
+
+impl Ends {
+    /// Waits for the client's connections that have been ended before this one.
+    pub async fn others_are_over(&self) {
+        // The sender is part of self.
+        let _ = self.ending.subscribe().wait_for(|ending| *ending == 0).await;
+    }
+
+    /// Returns when the connection is to end. From then on, until this is dropped, others wait for it.
+    pub async fn is_due(&self, mut lengths: watch::Receiver<u64>) {
+        let is_over = lengths.wait_for(|length| *length != self.told).await.is_err();
+        if is_over {
+            std::future::pending::<()>().await;
+        }
+        self.is_counted.store(true, Ordering::Relaxed);
+        self.ending.send_modify(|ending| *ending += 1);
+    }
+}
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        if self.is_counted.load(Ordering::Relaxed) {
+            self.ending.send_modify(|ending| *ending -= 1);
+        }
+    }
+}
+
 impl From<Arc<Volume>> for Export {
     fn from(volume: Arc<Volume>) -> Self {
         // What was sent stays there when the sender is gone.
@@ -112,6 +157,25 @@ mod tests {
     use super::*;
     use crate::disk::Disks;
     use crate::store::Store;
+
+    #[tokio::test]
+    async fn a_connection_waits_for_those_that_were_ended_before_it() {
+        let (grows, lengths) = watch::channel(4096_u64);
+        let (_volume, later) = watch::channel(None);
+        let mut export = Export::later(4096, false, later).for_those_who_connect_anew();
+        assert!(export.ends_unless().is_none(), "nobody was told a size");
+        assert_eq!(export.tell(), 4096);
+        let first = export.ends_unless().expect("it was told");
+        first.others_are_over().await;
+        grows.send_replace(8192);
+        first.is_due(lengths).await;
+        let second = export.clone().ends_unless().expect("it was told");
+        let moment = std::time::Duration::from_millis(20);
+        let early = tokio::time::timeout(moment, second.others_are_over()).await;
+        assert!(early.is_err(), "the first has requests still");
+        drop(first);
+        second.others_are_over().await;
+    }
 
     #[tokio::test]
     async fn a_client_waits_until_its_volume_is_served_or_never_is() {

@@ -6,6 +6,7 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
+use super::export::Ends;
 use super::outbox::Outbox;
 use super::server::{bad, errno, meaning};
 use super::wire::{self, Command, REQUEST_BYTES, Request};
@@ -15,24 +16,25 @@ use crate::volume::Volume;
 /// What is read in one call, at most, unless it is the data of a large WRITE.
 const BUFFER: usize = 256 << 10;
 
-/// Requests and answers, until the client leaves or the volume is not served any more; where `ends_unless` is a size, until the volume has another one, too.
+/// Requests and answers, until the client leaves or the volume is not served any more; with `ends`, until the volume has another size, too.
 pub async fn transmit(
     stream: tokio::net::UnixStream,
     volume: Arc<Volume>,
     is_read_only: bool,
-    ends_unless: Option<u64>,
+    ends: Option<Ends>,
 ) -> io::Result<()> {
-    let mut lengths = volume.lengths();
-    let ends = async move {
-        let has_grown = match ends_unless {
-            Some(told) => lengths.wait_for(|length| *length != told).await.is_ok(),
-            None => false,
-        };
-        if !has_grown {
-            std::future::pending::<()>().await;
+    if let Some(ends) = &ends {
+        ends.others_are_over().await;
+    }
+    let lengths = volume.lengths();
+    // `ends` itself is dropped when the thread has ended.
+    let is_due = async {
+        match &ends {
+            Some(ends) => ends.is_due(lengths).await,
+            None => std::future::pending().await,
         }
     };
-    client::by_thread("nbd client", stream, volume, ends, move |stream, volume| {
+    client::by_thread("nbd client", stream, volume, is_due, move |stream, volume| {
         serve(&stream, &volume, is_read_only)
     })
     .await

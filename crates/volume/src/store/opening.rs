@@ -99,7 +99,8 @@ impl fmt::Display for Lack {
             ),
             Self::Later(path) => write!(
                 f,
-                "{} has seen a later sidecar than the one here, which comes from a backup",
+                "{} has seen a later sidecar than the one here, which comes from a backup: it may have the newest copy, so delete \
+                 nothing. Start the daemon again while it is there: then `verbatim volume list` says what can be done",
                 path.display()
             ),
             Self::Failed(path, error) => write!(f, "{} cannot be opened: {error}", path.display()),
@@ -117,6 +118,10 @@ impl Store {
         let file = open(path, metadata.file_type().is_block_device()).map_err(|error| lack(path, error))?;
         let metadata = file.metadata().map_err(failed)?;
         let is_device = metadata.file_type().is_block_device();
+        // A suspect copy is read, and rescued, also where its device takes no writes any more.
+        if is_device && expected.belief != Belief::Suspect {
+            takes_writes(&file).map_err(failed)?;
+        }
         let identity = Identity::of(&file).map_err(failed)?;
         let mut remark = None;
         let mut differs = None;
@@ -253,15 +258,11 @@ fn lack(path: &Path, error: io::Error) -> Lack {
 fn open(path: &Path, is_device: bool) -> io::Result<File> {
     let flags = if is_device { libc::O_EXCL } else { 0 };
     let mut options = OpenOptions::new();
-    let file = options
+    options
         .read(true)
         .write(true)
         .custom_flags(flags | libc::O_NONBLOCK)
-        .open(path)?;
-    if is_device {
-        takes_writes(&file)?;
-    }
-    Ok(file)
+        .open(path)
 }
 
 /// An error for a block device that is read-only: Linux opens it for writing all the same, and refuses each write.
@@ -328,6 +329,9 @@ fn take(path: &Path, metadata: &std::fs::Metadata, length: u64, making: Making) 
         "{shown} is neither a file nor a block device"
     );
     let file = open(path, is_device).with_context(taken(path))?;
+    if is_device {
+        takes_writes(&file).with_context(|| format!("{shown} takes no volume"))?;
+    }
     claim(&file, is_device).with_context(taken(path))?;
     let size = match is_device {
         true => rustix::fs::seek(&file, SeekFrom::End(0))?,

@@ -152,7 +152,7 @@ impl Arriving {
                 loaded => loaded?,
             }
             given.context("QEMU does not take the devices' state")?;
-            locks::must_be_free(&place.paths, &machine)?;
+            locks::must_be_free(&place.paths, &machine).await?;
             Ok(ran)
         };
         match loaded.await {

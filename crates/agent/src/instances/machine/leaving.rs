@@ -30,8 +30,8 @@ pub const DEVICES: &str = "devices";
 /// Whether the guest ran, in the folder of images and in that of CRIU's logs.
 pub(super) const RAN: &str = "ran";
 
-/// Until a QEMU is asked again that has not let its guest go on. It has been waited for before.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Until a QEMU is asked again that has not let its guest go on: the first pause, and the longest.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// One whose guest runs.
 #[derive(Debug)]
@@ -57,6 +57,7 @@ impl Leaving {
         take_back_once(instance).await?;
         let machine = connect(paths, instance.init_pid()).await?;
         machine.may_move().await?;
+        locks::may_leave(paths, &machine)?;
         let carried = carried(&machine, &instance.home.record).await?;
         Ok(Self {
             machine,
@@ -137,14 +138,15 @@ impl Stopped {
     /// Waits until the state of the devices is written down. An error if another QEMU could not use the guest's images.
     pub async fn hand_over(&mut self) -> anyhow::Result<()> {
         self.outgoing.hand_over().await?;
-        self.outgoing.has_let_go()?;
-        locks::send(&self.paths, &self.outgoing.held())?;
+        locks::looked_at(|| Ok(self.outgoing.has_let_go()?)).await?;
+        locks::send(&self.paths, self.outgoing.held())?;
         let state = self
             .state
             .take()
             .context("the devices' state is written already")?;
         let saved = state.await.context("writing the devices' state panicked")?;
-        saved.context("the devices' state cannot be written")
+        let path = self.paths.images.join(DEVICES);
+        whole::explained(&path, saved).context("the devices' state cannot be written")
     }
 
     /// QEMU stands still, too, whatever becomes of this agent.
@@ -245,8 +247,10 @@ async fn take_back_later(instance: Arc<Instance>) {
     let mut state = instance.watch();
     let ended = state.wait_for(|state| !matches!(state, State::Running | State::Moving));
     let asked = async {
+        let mut pause = AGAIN.0;
         loop {
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(AGAIN.1);
             match take_back_once(&instance).await {
                 Ok(()) => break,
                 Err(error) => {

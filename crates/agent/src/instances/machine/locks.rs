@@ -5,7 +5,10 @@
 //!  criu/NAME/locks    on the host that the guest has come to, as long as it is there
 //! ```
 
+use std::time::Duration;
+
 use anyhow::{Context, ensure};
+use tokio::time::Instant;
 use verbatim_vm::{Held, Machine};
 
 use super::settings::arrived;
@@ -14,30 +17,71 @@ use crate::whole;
 
 const FILE: &str = "locks";
 
-/// Has them go along.
-pub(super) fn send(paths: &Paths, held: &[Held]) -> anyhow::Result<()> {
+/// Limit of the wait for a lock of another process. The guest's QEMU at the source has released its locks, and could not take them again, either. Most such
+/// locks last for a moment (`qemu-img info`).
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Pause between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Has them go along: what its QEMU has now, and what it was to have here. Of a guest that has not run here, or that another process was in the way of, QEMU has less.
+pub(super) fn send(paths: &Paths, mut held: Vec<Held>) -> anyhow::Result<()> {
+    for known in noted(paths)? {
+        let same = held
+            .iter_mut()
+            .find(|held| held.path == known.path && held.used & known.used == known.used);
+        if let Some(same) = same {
+            same.denied |= known.denied;
+        }
+    }
     whole::write_json(&paths.images.join(FILE), &held)
 }
 
+/// What the guest's last QEMU had; nothing if the guest has come from nowhere.
+fn noted(paths: &Paths) -> anyhow::Result<Vec<Held>> {
+    let held = whole::read_json(
+        &paths.work.join(FILE),
+        "which images the guest's last QEMU had locked",
+    )?;
+    Ok(held.unwrap_or_default())
+}
+
+/// An error while another process is in the way of what this QEMU was to have here: once it has let its images go it would not get them back.
+pub(super) fn may_leave(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
+    let taken = machine.taken(&noted(paths)?)?;
+    ensure!(taken.is_empty(), "{}", taken.join("; "));
+    Ok(())
+}
+
+/// Looks until there is no error, or for a limited time.
+pub(super) async fn looked_at(look: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Err(_) if Instant::now() < end => tokio::time::sleep(LOOK).await,
+            answer => return answer,
+        }
+    }
+}
+
 /// Takes them where the guest has been loaded. An error if its QEMU would not have its images so: the guest does not come here then.
-pub(super) fn must_be_free(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
+pub(super) async fn must_be_free(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
     // An agent of an earlier release sends none.
     let held: Vec<Held> = arrived(paths, FILE)
         .context("what the source says of its locks is damaged")?
         .unwrap_or_default();
     whole::write_json(&paths.work.join(FILE), &held)?;
-    let taken = machine.taken(&held)?;
-    ensure!(taken.is_empty(), "{}", taken.join("; "));
-    Ok(())
+    let look = || -> anyhow::Result<()> {
+        let taken = machine.taken(&held)?;
+        ensure!(taken.is_empty(), "{}", taken.join("; "));
+        Ok(())
+    };
+    looked_at(look).await
 }
 
 /// Which images of a guest that runs others may write to, in words.
 pub(super) fn unprotected(paths: &Paths, machine: &Machine) -> anyhow::Result<Vec<String>> {
-    let held: Option<Vec<Held>> = whole::read_json(
-        &paths.work.join(FILE),
-        "which images the guest's last QEMU had locked",
-    )?;
-    let images = machine.unprotected(&held.unwrap_or_default())?;
+    let images = machine.unprotected(&noted(paths)?)?;
     let words = images.iter().map(|image| {
         format!(
             "{} is not locked against others, since another process had a lock on it when the guest began to run here: end that process (a second QEMU, qemu-img, \

@@ -23,6 +23,9 @@ use crate::instances::{Instance, State};
 /// From one look to the next. It is a question to a daemon of this host, which tells nobody by itself.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// Longest pause while QEMU refuses a size: a disk that was removed has none.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// What the guest has been told of each volume.
 type Told = BTreeMap<String, u64>;
 
@@ -40,13 +43,15 @@ pub fn watch(instance: &Arc<Instance>) {
     tokio::spawn(async move {
         let mut state = instance.watch();
         let (mut told, mut said) = (Told::new(), String::new());
+        let mut pause = LOOK;
         loop {
             let ended = state.wait_for(|state| !matches!(state, State::Running | State::Moving));
             tokio::select! {
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(pause) => {}
                 _ = ended => return,
             }
             if let Err(error) = look(&instance, &arguments, &mut told).await {
+                pause = (2 * pause).min(LONGEST);
                 let error = format!("{error:#}");
                 if error != said {
                     tracing::warn!(
@@ -56,6 +61,8 @@ pub fn watch(instance: &Arc<Instance>) {
                     );
                     said = error;
                 }
+            } else {
+                pause = LOOK;
             }
         }
     });
