@@ -136,7 +136,7 @@ fn shown(lab: &TestLab) -> anyhow::Result<()> {
         "--",
         "true",
     ])?;
-    ensure!(wrong.contains("the instance's own"), "{wrong}");
+    ensure!(wrong.contains("its own /proc"), "{wrong}");
     Ok(())
 }
 
