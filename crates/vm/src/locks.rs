@@ -8,7 +8,7 @@
 //! QEMU releases them when its guest has left (its nodes are inactive), except for nodes whose drivers do not
 //! pass that on to the nodes below.
 //!
-//! The QEMU of a guest that arrives takes them in two steps (7.2 and 10.0): it uses its images from when the guest is loaded, and denies them to others when the guest
+//! The QEMU of a guest that arrives takes them in two steps (7.2): it uses its images from when the guest is loaded, and denies them to others when the guest
 //! begins to run. A lock that is in the way of the first keeps the guest from running. Of one that is in the way of the second QEMU says a word to its standard error, and
 //! lets the guest run on an image that others may write to. So both are looked for while the move can still be taken back ([`Machine::taken`]), and what came
 //! after that is found by the locks that are missing ([`Machine::unprotected`]).
