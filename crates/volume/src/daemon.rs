@@ -43,6 +43,9 @@ use lent::Lent;
 use orders::has_ended;
 use together::Following;
 
+/// Limit for another host's question to wait for a volume that is busy. It is less than what that host waits for an answer.
+const BUSY: Duration = Duration::from_secs(7);
+
 /// Pause before a question is repeated whose answer decided nothing.
 const AGAIN: Duration = Duration::from_millis(200);
 
@@ -158,6 +161,21 @@ struct Entry {
     remote: Arc<Places>,
     /// Places for orders about it.
     orders: Arc<Places>,
+}
+
+impl Entry {
+    /// The state for another host's question, which ends when the volume stays busy: its disk may hang, and questions that wait take a thread and a
+    /// connection each. The other host asks again.
+    async fn state_soon(&self) -> anyhow::Result<tokio::sync::MutexGuard<'_, State>> {
+        let state = tokio::time::timeout(BUSY, self.state.lock()).await;
+        state.map_err(|_| {
+            anyhow::anyhow!(
+                "something is being done with {} here, and has not ended in {} s: its disk may hang",
+                self.name,
+                BUSY.as_secs()
+            )
+        })
+    }
 }
 
 struct Daemon {

@@ -50,5 +50,8 @@ pub mod wire;
 mod words;
 
 pub use daemon::{Config, end_waiting, run};
+/// The messages of FUSE. The disks of tests speak them, too.
+#[doc(hidden)]
+pub use device::protocol as fuse_protocol;
 pub use tls::Hosts;
 pub use volume::Volume;

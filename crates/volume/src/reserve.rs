@@ -33,8 +33,8 @@ impl Reserve {
     }
 
     /// Takes room for that many bytes; an error if there is none.
-    pub fn take(&self, bytes: usize) -> io::Result<()> {
-        let bytes = bytes as i64;
+    pub fn take(&self, bytes: u64) -> io::Result<()> {
+        let bytes = bytes.min(i64::MAX as u64) as i64;
         if self.left.fetch_sub(bytes, Ordering::Relaxed) >= bytes {
             return Ok(());
         }

@@ -109,6 +109,21 @@ impl Daemon {
         let own = state.settings.data.is_none();
         let making = if own { Making::Own } else { making };
         let store = tokio::task::block_in_place(|| Store::make(&path, length, making, Some(marker)))?;
+        let noted = self.note_made(entry, &store, &path, (length, making, preallocate));
+        let noted = noted.inspect_err(|_| undo(&store, &path))?;
+        let store = Arc::new(store);
+        (state.noted, state.store) = (Some(noted), Some(store.clone()));
+        Ok(store)
+    }
+
+    /// Allocates the room of data that were just made, if that is wanted, and notes their identity.
+    fn note_made(
+        &self,
+        entry: &Entry,
+        store: &Store,
+        path: &Path,
+        (length, making, preallocate): (u64, Making, bool),
+    ) -> anyhow::Result<Noted> {
         if preallocate {
             let shown = path.display();
             let allocated = store.allocate(length);
@@ -126,15 +141,14 @@ impl Daemon {
         let noted = Noted {
             identity,
             preallocated: preallocate,
-            used: making == Making::Adopted,
+            // A device keeps its content.
+            used: making == Making::Adopted || (making == Making::New && !store.is_blank(length)),
         };
         entry.folder.write_noted(&noted)?;
         if preallocate {
             store.is_preallocated();
         }
-        let store = Arc::new(store);
-        (state.noted, state.store) = (Some(noted), Some(store.clone()));
-        Ok(store)
+        Ok(noted)
     }
 
     /// The open data of a copy; opens them if necessary.
@@ -245,14 +259,19 @@ impl Daemon {
             return;
         };
         store.trust().is_whole();
-        if state
-            .incoming
-            .as_ref()
-            .is_some_and(|incoming| incoming.keeps_room())
-        {
+        let Some(incoming) = state.incoming.clone() else {
+            return;
+        };
+        let keeps_room = incoming.keeps_room();
+        if keeps_room {
             store.is_preallocated();
-            self.note_more(entry, state, |noted| noted.preallocated = true);
         }
+        // Of a device nothing else tells later that it is not new.
+        let is_used = store.is_device() && incoming.has_data();
+        self.note_more(entry, state, |noted| {
+            noted.preallocated |= keeps_room;
+            noted.used |= is_used;
+        });
     }
 
     /// Opens the data of a copy that needs them, unless they are open. Data that cannot be opened are never
@@ -391,6 +410,13 @@ impl Daemon {
             store.trust().believe(Belief::Rewritten);
         }
         Ok(())
+    }
+}
+
+/// Removes the file of data that could not become a volume, if they were made by this order. Files of others stay.
+pub(super) fn undo(store: &Store, path: &Path) {
+    if store.is_fresh() {
+        let _ = std::fs::remove_file(path);
     }
 }
 

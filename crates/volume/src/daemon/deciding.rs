@@ -14,7 +14,7 @@ use verbatim_mirror::decision::{
 use verbatim_mirror::trust::may_compare;
 use verbatim_mirror::{Event, Report};
 
-use super::orders::{has_ended, known, serving};
+use super::orders::{has_ended, has_its_size, known, serving};
 use super::places::has_room;
 use super::resolving::is_answered;
 use super::space::needed;
@@ -126,6 +126,7 @@ impl Daemon {
             if volume.migration().is_some() {
                 bail!("{} is being moved already", entry.name);
             }
+            has_its_size(entry, &state, &volume)?;
             is_answered(&state, &to)?;
             // Before anything is decided: later it must not fail.
             let reserved = entry.folder.reserve_sidecar();
@@ -311,7 +312,7 @@ impl Daemon {
             }
             Purpose::Chunks { link } => {
                 let entry = self.entry(&hello.name).await?;
-                let incoming = entry.state.lock().await.incoming.clone();
+                let incoming = entry.state_soon().await?.incoming.clone();
                 if let Some(incoming) = incoming {
                     background::enter();
                     incoming.fill_beside(stream, link).await?;
@@ -393,7 +394,7 @@ impl Daemon {
     /// Whether that offer would be taken. Nothing is changed.
     async fn would_take(&self, name: &str, offer: &Offer, allocated: Option<u64>) -> anyhow::Result<()> {
         let entry = self.entry(name).await?;
-        let state = entry.state.lock().await;
+        let state = entry.state_soon().await?;
         self.taken(&entry, &state, offer, allocated).map(drop)
     }
 
@@ -441,7 +442,7 @@ impl Daemon {
         attached: bool,
     ) -> anyhow::Result<(Arc<Incoming>, Arc<Store>, bool)> {
         let entry = self.entry(name).await?;
-        let mut state = entry.state.lock().await;
+        let mut state = entry.state_soon().await?;
         state.is_known(&entry)?;
         let is_same = state.sidecar.as_ref().is_some_and(|here| {
             let is_session = matches!(here.role, Role::Incoming { session, .. } if session == offer.session);
@@ -551,7 +552,7 @@ impl Daemon {
     async fn asked(self: &Arc<Self>, name: &str, ask: &Ask, gives_up: bool) -> anyhow::Result<Answer> {
         let hook = self.config.hook;
         let entry = self.entry(name).await?;
-        let mut state = entry.state.lock().await;
+        let mut state = entry.state_soon().await?;
         let gone = state.gone(&entry, ask.id)?;
         let incoming = state.incoming.clone();
         let has_all = state.whole == Some(ask.session)
@@ -559,7 +560,9 @@ impl Daemon {
                 .as_ref()
                 .is_some_and(|incoming| incoming.is_complete(ask.session));
         let is_complete = !gives_up && has_all;
-        match answer(state.here(gone.as_ref()), ask, is_complete) {
+        // Another volume of that name says nothing of the one that was here before.
+        let here = gone.as_ref().map_or_else(|| state.here(None), Here::Gone);
+        match answer(here, ask, is_complete) {
             Verdict::Say(answer) => Ok(answer),
             Verdict::Refuse => match state.sidecar.as_ref().and_then(waits_for) {
                 Some(by) => bail!("the copy of {name} here waits for the session {by:016x} of the agents"),

@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Limit for an order about all volumes to wait for busy ones, all together.
-const GLANCE: Duration = Duration::from_secs(1);
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// So long a disk may take to say what the data have seen, before it is known what the copy is. One that hangs keeps no other host waiting for an answer.
 const SLOW: Duration = Duration::from_secs(10);
@@ -42,10 +42,10 @@ impl State {
         }
     }
 
-    /// The tombstone of a deleted copy of that volume here.
+    /// The tombstone of a deleted copy of that volume here. There may be another volume of that name now.
     pub(super) fn gone(&self, entry: &Entry, id: VolumeId) -> anyhow::Result<Option<Tombstone>> {
         self.is_known(entry)?;
-        if self.sidecar.is_some() {
+        if self.sidecar.as_ref().is_some_and(|here| here.id == id) {
             return Ok(None);
         }
         let gone = entry.folder.tombstone(id);
@@ -268,7 +268,10 @@ fn next_number(entry: &Entry, state: &State, sidecar: &Sidecar) -> u64 {
 }
 
 /// Has a thread of its own do that. `None` where it takes longer: a disk that hangs holds up no decision.
-fn within<T: Send + 'static>(limit: Duration, what: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(super) fn within<T: Send + 'static>(
+    limit: Duration,
+    what: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (sender, done) = std::sync::mpsc::channel();
     let run = move || {
         let result = what();

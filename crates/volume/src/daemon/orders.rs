@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use verbatim_mirror::decision::{Role, Sidecar, Tombstone, VolumeId};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
 
+use super::data::undo;
 use super::places::has_room;
 use super::space::empty;
 use super::{Daemon, Entry, State};
@@ -382,17 +383,18 @@ impl Daemon {
         state.settings = settings;
         let sidecar = Sidecar::new(VolumeId(rand::random()), length);
         let path = entry.folder.data(&state.settings);
-        let was_there = path.symlink_metadata().is_ok();
         let made = self.make_data(entry, state, length, making, preallocate);
-        // The last: without it there is no volume.
-        let made = made.and_then(|_| self.write(entry, state, sidecar));
+        let made = made.and_then(|store| {
+            // The last: without it there is no volume.
+            let written = self.write(entry, state, sidecar);
+            if written.is_err() && state.unknown.is_none() {
+                undo(&store, &path);
+            }
+            written
+        });
         if let Err(error) = made {
             if state.unknown.is_none() {
                 *state = State::default();
-                if !was_there {
-                    // This order made the file, and nothing was written to it.
-                    let _ = std::fs::remove_file(&path);
-                }
             }
             return Err(error);
         }
@@ -528,6 +530,22 @@ pub(super) fn has_whole_sectors(entry: &Entry, state: &State) -> anyhow::Result<
         "a disk has whole sectors of 512 bytes, and {} has {length} bytes: resize it",
         entry.name
     );
+    Ok(())
+}
+
+/// A volume moves with the size that its sidecar has. It has another one when clients were not told of a resize, since it was never idle.
+pub(super) fn has_its_size(entry: &Entry, state: &State, volume: &Volume) -> anyhow::Result<()> {
+    let length = known(entry, state)?.length;
+    if volume.length() == length {
+        return Ok(());
+    }
+    ensure!(
+        volume.resize(length),
+        "{0} was resized to {length} bytes, and its clients have not been told, since it is never idle: `verbatim volume resize {0} --size {length}` \
+         when it is, or detach and attach it; then it can move",
+        entry.name
+    );
+    volume.has_grown();
     Ok(())
 }
 

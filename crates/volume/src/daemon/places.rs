@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use rustix::fs::SeekFrom;
 
+use super::keeping::{GLANCE, within};
 use super::{Daemon, Entry, State};
 use crate::control::Row;
 use crate::store::{is_no_place_of_devices, takes_writes};
@@ -40,33 +41,32 @@ impl Daemon {
         })
     }
 
-    /// No other volume has its data there, or is to have them there.
+    /// No other volume has its data there, or is to have them there. The state folder says it: no other volume is waited for, whose disk may hang.
     pub(super) async fn is_no_others(&self, name: &str, data: &Path) -> anyhow::Result<()> {
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let data = real(data);
-        let mut taken = Ok(());
-        self.glance(|entry, state| {
-            if entry.name == name || taken.is_err() {
-                return;
-            }
-            let Some(state) = state else {
-                taken = Err(anyhow::anyhow!(
-                    "something is being done with {}, so that it cannot be said where its data are; try again",
-                    entry.name
-                ));
-                return;
-            };
-            let mut theirs = state.settings.data.iter().chain(&state.place);
-            if theirs.any(|path| real(path) == data) {
-                taken = Err(anyhow::anyhow!(
+        let real = |path: PathBuf| within(GLANCE, move || path.canonicalize().unwrap_or(path));
+        let shown = data.display();
+        let data = real(data.to_owned());
+        let data = data.with_context(|| format!("{shown} cannot be looked at: its disk does not answer"))?;
+        let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+        for entry in entries.iter().filter(|entry| entry.name != name) {
+            let folder = &entry.folder;
+            let theirs = folder
+                .settings()
+                .and_then(|settings| Ok((settings.data, folder.place()?)));
+            let (theirs, expected) =
+                theirs.with_context(|| format!("it cannot be said where {} has its data", entry.name))?;
+            for path in theirs.into_iter().chain(expected) {
+                // The disk of theirs may hang: then its path is compared as it is.
+                let path = real(path.clone()).unwrap_or(path);
+                ensure!(
+                    path != data,
                     "{} is the place of the volume {}",
                     data.display(),
                     entry.name
-                ));
+                );
             }
-        })
-        .await;
-        taken
+        }
+        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use verbatim_mirror::decision::{AgentSession, Ask, Role, SessionId, Sidecar};
 use verbatim_mirror::together::{Settle, held, promised, settle};
 use verbatim_mirror::{Event, Report};
 
-use super::orders::{is_free, is_nobodys, known, serving};
+use super::orders::{has_its_size, is_free, is_nobodys, known, serving};
 use super::resolving::is_answered;
 use super::space::needed;
 use super::{Daemon, Entry, State};
@@ -162,6 +162,7 @@ impl Daemon {
         if volume.migration().is_some() {
             bail!("{name} is being moved already");
         }
+        has_its_size(entry, state, &volume)?;
         is_answered(state, &to)?;
         // Before anything is decided: later it must not fail.
         let reserved = entry.folder.reserve_sidecar();
@@ -260,7 +261,7 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         (self.config.hook)(Point::Question);
         let entry = self.entry(name).await?;
-        let mut state = entry.state.lock().await;
+        let mut state = entry.state_soon().await?;
         state.is_known(&entry)?;
         let incoming = state.incoming.clone();
         let has_all = incoming

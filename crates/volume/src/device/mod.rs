@@ -15,7 +15,7 @@
 mod front;
 mod fuse;
 mod kept;
-mod protocol;
+pub mod protocol;
 mod sys;
 mod users;
 

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
@@ -80,6 +81,8 @@ pub struct Incoming {
     inner: Mutex<Inner>,
     disks: OwnDisks,
     hook: Hook,
+    /// Something else than zeros has come, or was there already.
+    has_data: AtomicBool,
 }
 
 impl Incoming {
@@ -89,6 +92,7 @@ impl Incoming {
             inner: Mutex::default(),
             disks: disks.own(),
             hook,
+            has_data: AtomicBool::new(false),
         })
     }
 
@@ -107,6 +111,11 @@ impl Incoming {
     /// Whether all of it is allocated at its source.
     pub fn keeps_room(&self) -> bool {
         self.lock().keeps_room
+    }
+
+    /// Whether the copy has anything but zeros, as far as a source has sent or compared it in the life of this process.
+    pub fn has_data(&self) -> bool {
+        self.has_data.load(Ordering::Relaxed)
     }
 
     /// Whether the source has a connection.
@@ -290,6 +299,9 @@ impl Incoming {
         let Some(arrival) = arrival else {
             return Ok(false);
         };
+        if let What::Data(_) | What::Fetch(..) = what {
+            self.has_data.store(true, Ordering::Relaxed);
+        }
         let may_be_here = matches!((tag, &what), (Tag::Change(_), What::Data(data)) if data.len() <= HERE);
         inner.offered = may_be_here.then_some(arrival);
         inner.arrivals.insert(arrival, (tag, extent, what));
@@ -469,6 +481,9 @@ impl Incoming {
                 && store.read_from_disk(extent.offset, &mut data).is_ok()
                 && *blake3::hash(&data).as_bytes() == hash;
             let answer = if is_same {
+                if data.iter().any(|byte| *byte != 0) {
+                    incoming.has_data.store(true, Ordering::Relaxed);
+                }
                 ToSource::Done(tag, 0)
             } else {
                 ToSource::Differs(tag)
@@ -480,10 +495,15 @@ impl Incoming {
 
 impl Put {
     fn has_room(&self) -> io::Result<()> {
-        match (&self.what, &self.reserve) {
-            (What::Data(data), Some(reserve)) => reserve.take(data.len()),
-            _ => Ok(()),
-        }
+        let bytes = match &self.what {
+            What::Data(data) => data.len() as u64,
+            // Zeros that stay allocated take as much room as data.
+            What::Zero { may_free: false } => self.extent.length,
+            What::Zero { may_free: true } | What::Flush | What::Fetch(..) => return Ok(()),
+        };
+        self.reserve
+            .as_ref()
+            .map_or(Ok(()), |reserve| reserve.take(bytes))
     }
 
     fn carry_out(&self) -> io::Result<()> {

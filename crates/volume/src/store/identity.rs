@@ -15,6 +15,9 @@ use super::sys;
 /// The extended attribute with the mark of a file; behind it there may be more ([`super::age`]).
 pub(super) const MARK: &str = "user.verbatim.volume";
 
+/// The name of a partition's number.
+const PARTITION: &str = "partition";
+
 /// Identity of data, noted when they are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -126,7 +129,8 @@ fn compare_names(noted: &BTreeMap<String, String>, now: &BTreeMap<String, String
     let mut is_known = noted.is_empty();
     for (name, value) in noted {
         match now.get(name) {
-            Some(found) if found == value => is_known = true,
+            // A partition's number is the same on every disk: only with another name does it tell anything.
+            Some(found) if found == value => is_known |= name != PARTITION,
             Some(found) => {
                 return Match::Other(format!(
                     "it is another device: its {name} is {found}, and was {value}"
@@ -163,7 +167,7 @@ fn names_of(number: u64) -> BTreeMap<String, String> {
     };
     let disk = match text(&folder.join("partition")) {
         Some(partition) => {
-            names.insert("partition".to_owned(), partition);
+            names.insert(PARTITION.to_owned(), partition);
             if let Some(uuid) = text(&folder.join("uevent")).and_then(|text| partition_uuid(&text)) {
                 names.insert("partition_uuid".to_owned(), uuid);
             }
@@ -190,7 +194,7 @@ fn names_of(number: u64) -> BTreeMap<String, String> {
         names.insert("backing_file".to_owned(), backing);
     }
     // A partition number alone identifies nothing.
-    if names.keys().all(|name| name == "partition") {
+    if names.keys().all(|name| name == PARTITION) {
         names.clear();
     }
     names
@@ -270,6 +274,12 @@ mod tests {
         let noted = device(&[("wwid", "1"), ("serial", "2")]);
         assert_eq!(noted.compare(&noted), Match::Same);
         assert_eq!(noted.compare(&device(&[("wwid", "1")])), Match::Same);
+        let partition = device(&[("wwid", "1"), ("partition", "2")]);
+        assert_eq!(partition.compare(&partition), Match::Same);
+        assert!(matches!(
+            partition.compare(&device(&[("partition", "2")])),
+            Match::Other(_)
+        ));
         for other in [
             device(&[("wwid", "1"), ("serial", "3")]),
             device(&[]),

@@ -55,6 +55,8 @@ const LOCAL: [u64; 7] = [
 pub struct Store {
     file: File,
     is_device: bool,
+    /// This process has made the file, and nobody had one there.
+    is_fresh: bool,
     /// Whether a write that is refused for lack of room leaves earlier writes intact.
     refuses_cleanly: bool,
     trust: Trust,
@@ -67,11 +69,12 @@ pub struct Store {
 }
 
 impl Store {
-    fn new(file: File, belief: Belief, marker: Option<Marker>) -> io::Result<Self> {
+    fn new(file: File, is_fresh: bool, belief: Belief, marker: Option<Marker>) -> io::Result<Self> {
         let is_device = file.metadata()?.file_type().is_block_device();
         let system = rustix::fs::fstatfs(&file).map(|system| system.f_type as u64);
         Ok(Self {
             is_device,
+            is_fresh,
             refuses_cleanly: !is_device && system.is_ok_and(|system| LOCAL.contains(&system)),
             file,
             trust: Trust::new(belief, marker),
@@ -85,6 +88,11 @@ impl Store {
     /// Whether it is a block device.
     pub fn is_device(&self) -> bool {
         self.is_device
+    }
+
+    /// Whether this process has made the file, where there was none.
+    pub fn is_fresh(&self) -> bool {
+        self.is_fresh
     }
 
     /// The trust in its data.
@@ -135,6 +143,16 @@ impl Store {
     /// Whether zeros stay allocated when the volume moves.
     pub fn keeps_room(&self, length: u64) -> bool {
         self.is_preallocated.load(Ordering::Relaxed) || self.is_allocated(length)
+    }
+
+    /// Whether its first and its last MiB are zeros. A file that was just made has nothing else.
+    pub fn is_blank(&self, length: u64) -> bool {
+        const LOOKED_AT: u64 = 1 << 20;
+        let is_zero = |offset: u64| {
+            let mut data = vec![0; LOOKED_AT.min(length - offset) as usize];
+            self.file.read_exact_at(&mut data, offset).is_ok() && data.iter().all(|byte| *byte == 0)
+        };
+        !self.is_device || (is_zero(0) && is_zero(length.saturating_sub(LOOKED_AT)))
     }
 
     /// Whether nothing was ever written to it, as far as the file system shows.

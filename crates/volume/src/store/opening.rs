@@ -177,7 +177,7 @@ impl Store {
         if !is_device {
             keep_private(&file, path);
         }
-        let store = Store::new(file, expected.belief, expected.marker).map_err(failed)?;
+        let store = Store::new(file, false, expected.belief, expected.marker).map_err(failed)?;
         if expected.belief == Belief::Sound {
             // What an earlier process has written may have failed since: then this is the one that hears of it.
             let flushed = match expected.first {
@@ -206,7 +206,10 @@ impl Store {
             }
             Err(error) => return Err(error).with_context(|| format!("cannot look at {shown}")),
         };
-        let made = finish(file, path, length, is_fresh || making == Making::Own, marker);
+        // Between the two another order may have taken the file: then it is that one's.
+        let is_device = file.metadata()?.file_type().is_block_device();
+        claim(&file, is_device).with_context(taken(path))?;
+        let made = finish((file, is_fresh), path, length, making, marker);
         if made.is_err() && is_fresh {
             // It was made a moment ago, by this very call.
             let _ = std::fs::remove_file(path);
@@ -403,16 +406,15 @@ pub fn is_no_place_of_devices(folder: &Path, path: &Path) -> anyhow::Result<()> 
 }
 
 fn finish(
-    file: File,
+    (file, is_fresh): (File, bool),
     path: &Path,
     length: u64,
-    may_cut: bool,
+    making: Making,
     marker: Option<Marker>,
 ) -> anyhow::Result<Store> {
     let shown = path.display();
-    let is_device = file.metadata()?.file_type().is_block_device();
-    claim(&file, is_device).with_context(taken(path))?;
-    if !is_device {
+    let may_cut = is_fresh || making == Making::Own;
+    if !file.metadata()?.file_type().is_block_device() {
         keep_private(&file, path);
         Identity::mark(&file);
         let size = file.metadata()?.len();
@@ -426,7 +428,7 @@ fn finish(
         });
         synced.with_context(|| format!("cannot make {shown} durable"))?;
     }
-    Ok(Store::new(file, Belief::Sound, marker)?)
+    Ok(Store::new(file, is_fresh, Belief::Sound, marker)?)
 }
 
 #[cfg(test)]

@@ -3,31 +3,30 @@
 //! Nobody in this process may map a file on such a device: a page fault that waits for it can keep the threads that serve it from working.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, UNIX_EPOCH};
 
-use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyWrite, Request, Session,
-    SessionACL, WriteFlags,
-};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::CWD;
+use rustix::io::Errno;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags};
+use verbatim_volume::fuse_protocol::{self as protocol, Op};
 
 use crate::support::devices::run;
 
 /// The largest request.
 const MAX_BYTES: u32 = 1 << 20;
+/// The header of a request, rounded up.
+const MAX_HEADER: usize = 4096;
 /// Requests under way at a time.
 const THREADS: usize = 4;
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Whatever keeps the bytes of a disk.
+/// The content of a disk.
 pub trait Backend: Send + Sync + 'static {
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
@@ -36,36 +35,51 @@ pub trait Backend: Send + Sync + 'static {
     fn flush(&self) -> io::Result<()>;
 }
 
+/// A file system of one file.
 struct OneFile<B> {
     backend: Arc<B>,
     length: u64,
+    fuse: OwnedFd,
+    /// Readable once the threads are to end.
+    end: Arc<OwnedFd>,
 }
 
-/// The device. It goes with it, or with the last user.
+/// The device. It ends with its owner: requests of users that it still has then fail.
 pub struct Disk {
     pub device: String,
-    _open: File,
+    open: Option<File>,
     file: PathBuf,
-    serving: Option<JoinHandle<()>>,
+    end: Arc<OwnedFd>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Disk {
     /// A device of that many bytes. The file is made at `file`.
     pub fn new<B: Backend>(backend: Arc<B>, length: u64, file: PathBuf) -> Self {
-        let connection = OpenOptions::new().read(true).write(true).open("/dev/fuse");
-        let connection = OwnedFd::from(connection.expect("FUSE"));
-        let mount = mount(&connection).expect("a file system of one file");
+        let mut options = OpenOptions::new();
+        options
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
+        let fuse = OwnedFd::from(options.open("/dev/fuse").expect("FUSE"));
+        let mount = mount(&fuse).expect("a file system of one file");
         File::create(&file).expect("a place for it");
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
         rustix::mount::move_mount(mount.as_fd(), "", CWD, &file, flags).expect("it is mounted");
-        let one = OneFile { backend, length };
-        let mut config = Config::default();
-        (config.n_threads, config.clone_fd) = (Some(THREADS), true);
-        let session = Session::from_fd(one, connection, SessionACL::All, config).expect("a session");
-        let serving = std::thread::spawn(move || {
-            // It ends with the last user of the file.
-            let _ = session.run();
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor"));
+        let one = Arc::new(OneFile {
+            backend,
+            length,
+            fuse,
+            end: end.clone(),
         });
+        let threads = (0..THREADS).map(|_| {
+            let one = one.clone();
+            std::thread::spawn(move || one.serve())
+        });
+        let threads = threads.collect();
+        // The kernel aborts the connection when the threads have closed its only descriptor.
+        drop(one);
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file);
         let device = run(&mut losetup);
@@ -74,35 +88,32 @@ impl Disk {
         run(Command::new("losetup").args(["--detach", &device]));
         Self {
             device,
-            _open: open,
+            open: Some(open),
             file,
-            serving: Some(serving),
+            end,
+            threads,
         }
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["--detach", &self.device]).output();
+        // The last user's close may flush, which is served still.
+        drop(self.open.take());
         let _ = rustix::mount::unmount(&self.file, UnmountFlags::DETACH);
-        // A device that is still in use keeps its server.
-        let serving = self.serving.take().expect("it serves");
-        if !Path::new("/sys/block")
-            .join(self.device.trim_start_matches("/dev/"))
-            .join("loop")
-            .exists()
-        {
-            let _ = serving.join();
+        let _ = rustix::io::write(&self.end, &1u64.to_ne_bytes());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
         }
     }
 }
 
-fn mount(connection: &OwnedFd) -> io::Result<OwnedFd> {
+fn mount(fuse: &OwnedFd) -> io::Result<OwnedFd> {
     let system = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    let connection = connection.as_raw_fd().to_string();
+    let fuse = fuse.as_raw_fd().to_string();
     for (key, value) in [
         ("source", "verbatim-test"),
-        ("fd", connection.as_str()),
+        ("fd", fuse.as_str()),
         ("rootmode", "100600"),
         ("user_id", "0"),
         ("group_id", "0"),
@@ -118,110 +129,81 @@ fn mount(connection: &OwnedFd) -> io::Result<OwnedFd> {
     )?)
 }
 
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_i32(error.raw_os_error().unwrap_or(libc::EIO))
+fn errno(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-fn answer(result: io::Result<()>, reply: ReplyEmpty) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno(&error)),
-    }
-}
-
-impl<B: Backend> Filesystem for OneFile<B> {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        let _ = config.set_max_write(MAX_BYTES);
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO | InitFlags::FUSE_MAX_PAGES);
-        Ok(())
-    }
-
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let attributes = FileAttr {
-            ino,
-            size: self.length,
-            blocks: self.length / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind: FileType::RegularFile,
-            perm: 0o600,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        };
-        reply.attr(&FOREVER, &attributes);
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-        reply.opened(FileHandle(0), flags);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let there = self.length.saturating_sub(offset).min(size.into());
-        let mut data = vec![0; there as usize];
-        match self.backend.read(offset, &mut data) {
-            Ok(()) => reply.data(&data),
-            Err(error) => reply.error(errno(&error)),
+impl<B: Backend> OneFile<B> {
+    /// Takes requests until the device ends.
+    fn serve(&self) {
+        let mut bytes = vec![0; MAX_BYTES as usize + MAX_HEADER];
+        loop {
+            let mut ready = [
+                PollFd::new(&self.fuse, PollFlags::IN),
+                PollFd::new(&*self.end, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => panic!("requests cannot be awaited: {error}"),
+            }
+            if !ready[1].revents().is_empty() {
+                return;
+            }
+            match rustix::io::read(&self.fuse, &mut bytes) {
+                Ok(0) | Err(Errno::NODEV) => return,
+                Ok(length) => self.answer(&bytes[..length]),
+                // Another thread has it, or its asker has given up.
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOENT) => {}
+                Err(error) => panic!("a request cannot be taken: {error}"),
+            }
         }
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        match self.backend.write(offset, data) {
-            Ok(()) => reply.written(data.len() as u32),
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        answer(self.backend.flush(), reply);
-    }
-
-    fn fallocate(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let may_free = match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            libc::FALLOC_FL_PUNCH_HOLE => true,
-            libc::FALLOC_FL_ZERO_RANGE => false,
-            _ => return reply.error(Errno::from_i32(libc::EOPNOTSUPP)),
+    fn answer(&self, bytes: &[u8]) {
+        let request = protocol::parse(bytes).expect("a request");
+        let answer = match request.op {
+            Op::Silent => return,
+            Op::Init(offer) => Ok(offer.answer(MAX_BYTES)),
+            Op::Attributes => Ok(protocol::attributes(self.length)),
+            Op::Open => Ok(protocol::opened()),
+            Op::FileSystem => Ok(protocol::file_system()),
+            Op::Nothing => Ok(Vec::new()),
+            Op::Unknown => Err(libc::ENOSYS),
+            Op::Refused => Err(libc::EOPNOTSUPP),
+            Op::Damaged => Err(libc::EIO),
+            Op::Read { offset, length } => {
+                let there = self.length.saturating_sub(offset).min(length);
+                let mut data = vec![0; there as usize];
+                let read = self.backend.read(offset, &mut data);
+                read.map(|()| data).map_err(|error| errno(&error))
+            }
+            Op::Write { offset, data } => {
+                let written = self.backend.write(offset, data);
+                written
+                    .map(|()| protocol::written(data.len() as u32))
+                    .map_err(|error| errno(&error))
+            }
+            Op::Zero {
+                offset,
+                length,
+                may_free,
+            } => {
+                let zeroed = self.backend.zero(offset, length, may_free);
+                zeroed.map(|()| Vec::new()).map_err(|error| errno(&error))
+            }
+            Op::Sync => {
+                let flushed = self.backend.flush();
+                flushed.map(|()| Vec::new()).map_err(|error| errno(&error))
+            }
         };
-        answer(self.backend.zero(offset, length, may_free), reply);
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
+        let (body, errno) = match &answer {
+            Ok(body) => (body.as_slice(), 0),
+            Err(errno) => ([].as_slice(), *errno),
+        };
+        let header = protocol::header(request.unique, errno, body.len());
+        match rustix::io::writev(&self.fuse, &[IoSlice::new(&header), IoSlice::new(body)]) {
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
+            Err(error) => panic!("an answer of {} bytes is not taken: {error}", body.len()),
+        }
     }
 }

@@ -79,7 +79,6 @@ fn a_process_of_the_others() {
 }
 
 #[test]
-#[ignore = "a minute: make filesystem-test"]
 fn a_short_round_on_ext4() {
     if !is_lacking() {
         round::run(Kind::Ext4, 1, Duration::from_secs(12));
@@ -87,7 +86,6 @@ fn a_short_round_on_ext4() {
 }
 
 #[test]
-#[ignore = "a minute: make filesystem-test"]
 fn power_fails_in_a_move() {
     if !is_lacking() {
         crash::run(Kind::Ext4, 1, Duration::from_secs(8));

@@ -33,6 +33,15 @@ pub struct Site {
     pub kind: Kind,
 }
 
+impl Drop for Site {
+    fn drop(&mut self) {
+        if self.mounted.is_some() {
+            // It has failed: nobody waits for a volume that may not come back.
+            self.follower.go();
+        }
+    }
+}
+
 impl Site {
     pub fn new(kind: Kind, options: &str) -> Self {
         let length = match kind {

@@ -83,6 +83,8 @@ fn fio(folder: &Path, seed: u64, arguments: &[&str]) -> Option<Command> {
         &["--name=verified", "--rw=randwrite", "--bs=4k-64k", "--size=16M"],
         None,
     );
+    // It leaves its state where it was started.
+    command.current_dir(std::env::temp_dir());
     let seed = format!("--randseed={seed}");
     let folder = format!("--directory={}", folder.display());
     command.args([
