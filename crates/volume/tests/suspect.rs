@@ -362,7 +362,7 @@ fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
 
 #[test]
 fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
-    let Some((lab, thin, data)) = with_thin_source() else {
+    let Some((lab, thin, _)) = with_thin_source() else {
         return;
     };
     let pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);

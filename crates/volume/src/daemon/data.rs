@@ -130,6 +130,18 @@ impl Daemon {
             allocated.with_context(|| format!("{shown} cannot have all of its place on the disk"))?;
             store.flush()?;
         }
+        if making != Making::Over {
+            // The page cache of a disk whose flush has failed has what the disk has not, and looks sound.
+            let shown = path.display();
+            store
+                .flush()
+                .with_context(|| format!("{shown} cannot be flushed"))?;
+            ensure!(
+                store.is_as_cached(length).unwrap_or(true),
+                "the disk of {shown} has something else than the page cache: a flush of it has failed. Copy it to another disk, or drop the page \
+                 cache if the disk is right, and try again"
+            );
+        }
         let identity = store.identity()?;
         if !identity.tells_it() {
             tracing::warn!(

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::OnceLock;
 
-use rustix::fs::Advice;
+use rustix::fs::{Advice, AtFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 /// Alignment of direct reads. A disk with larger blocks refuses them, and is read in the other way.
@@ -45,6 +45,12 @@ impl Direct {
 }
 
 fn open(file: &File) -> Option<File> {
+    // Some file systems let a file be opened for direct I/O, and read it by the page cache all the same (ext4 with `data=journal`).
+    let said = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    if said.is_ok_and(|said| said.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && said.stx_dio_mem_align == 0)
+    {
+        return None;
+    }
     // Not by its name, which another file may have by now.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut options = OpenOptions::new();

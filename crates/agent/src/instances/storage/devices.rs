@@ -2,6 +2,7 @@
 //!
 //! No file can be made beside one. That it is the same disk on two hosts is told by what it is known by everywhere, as the kernel has it in sysfs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
@@ -113,9 +114,33 @@ fn known_by(folder: &Path) -> Option<String> {
     if let Some(number) = text(folder.join("partition")) {
         return Some(format!("partition {number} of {}", known_by(folder.parent()?)?));
     }
-    // Of the device mapper: LVM-…, mpath-…, CRYPT-….
-    let mapped = text(folder.join("dm/uuid"));
-    mapped.or_else(|| KNOWN_BY.iter().find_map(|name| text(folder.join(name))))
+    let Some(mapped) = text(folder.join("dm/uuid")) else {
+        return KNOWN_BY.iter().find_map(|name| text(folder.join(name)));
+    };
+    // The UUID of a multipath device has the WWN of its disk. That of LVM or LUKS (LVM-…, CRYPT-…) lies on the disk, and a copy of the disk has it, too.
+    if mapped.starts_with("mpath-") {
+        return Some(mapped);
+    }
+    let disks: Vec<_> = disks_below(folder)?.into_iter().collect();
+    match disks.is_empty() {
+        true => Some(mapped),
+        false => Some(format!("{mapped} on {}", disks.join(", "))),
+    }
+}
+
+/// The identities of the disks at the bottom of a mapped device. `None` if one of them has none.
+fn disks_below(folder: &Path) -> Option<BTreeSet<String>> {
+    let mut disks = BTreeSet::new();
+    for entry in fs::read_dir(folder.join("slaves")).into_iter().flatten() {
+        let below = fs::canonicalize(entry.ok()?.path()).ok()?;
+        // A disk has one identity by all its paths, with and without multipath.
+        let deeper = disks_below(&below)?;
+        match deeper.is_empty() {
+            true => _ = disks.insert(known_by(&below)?),
+            false => disks.extend(deeper),
+        }
+    }
+    Some(disks)
 }
 
 /// What a file says, if it is there and says something.
@@ -149,7 +174,28 @@ mod tests {
         assert_eq!(known("sda/sda2").unwrap(), "partition 2 of naa.5000c500a1b2c3d4");
         assert_eq!(known("nvme0n1").unwrap(), "eui.0025385b71b0a0f3");
         assert_eq!(known("dm-3").unwrap(), "LVM-abc");
-        for unknown in ["vda", "loop0", "loop0/loop0p1"] {
+        // A copy of a disk has the same logical volumes.
+        sysfs("dm-4", "dm/uuid", "LVM-abc\n");
+        sysfs("dm-5", "dm/uuid", "LVM-abc\n");
+        sysfs("dm-6", "dm/uuid", "mpath-3600\n");
+        sysfs("dm-7", "dm/uuid", "LVM-abc\n");
+        let lies_on = |device: &str, disk: &str| {
+            let slaves = folder.path().join(device).join("slaves");
+            fs::create_dir_all(&slaves).unwrap();
+            let name = disk.replace('/', "-");
+            std::os::unix::fs::symlink(folder.path().join(disk), slaves.join(name)).unwrap();
+        };
+        lies_on("dm-4", "nvme0n1");
+        lies_on("dm-4", "sda/sda2");
+        lies_on("dm-5", "vda");
+        lies_on("dm-6", "nvme0n1");
+        lies_on("dm-7", "dm-6");
+        lies_on("dm-7", "sda/sda2");
+        let both = "LVM-abc on eui.0025385b71b0a0f3, partition 2 of naa.5000c500a1b2c3d4";
+        assert_eq!(known("dm-4").unwrap(), both);
+        assert_eq!(known("dm-7").unwrap(), both, "by another path");
+        assert_eq!(known("dm-6").unwrap(), "mpath-3600");
+        for unknown in ["vda", "loop0", "loop0/loop0p1", "dm-5"] {
             assert_eq!(known(unknown), None, "{unknown}");
         }
     }
