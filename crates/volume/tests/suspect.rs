@@ -362,7 +362,7 @@ fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
 
 #[test]
 fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
-    let Some((lab, thin, _)) = with_thin_source() else {
+    let Some((lab, thin, data)) = with_thin_source() else {
         return;
     };
     let pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);
@@ -379,4 +379,23 @@ fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
     client.write(0, &[1; 512], true).expect("written");
     let said = refused(&lab, 0, &["accept", "db"]);
     assert!(said.contains("nothing to accept"), "{said}");
+}
+
+#[test]
+fn a_copy_whose_flush_has_failed_is_not_sound_by_another_name() {
+    let Some((lab, thin, _)) = with_thin_source() else {
+        return;
+    };
+    let device = &thin.disk.device;
+    let pinned = Pinned::of(Path::new(device), WRITTEN as usize);
+    lab.order(0, &["detach", "db"]);
+    lab.order(0, &["delete", "db"]);
+    let size = SIZE.to_string();
+    let create = ["create", "other", "--size", &size, "--data", device];
+    let said = refused(&lab, 0, &create);
+    assert!(said.contains("a flush of it has failed"), "{said}");
+    assert_eq!(lab.role(0, "other"), "none");
+    drop(pinned);
+    thin.disk.forget();
+    lab.order(0, &create);
 }
