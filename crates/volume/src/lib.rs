@@ -50,5 +50,6 @@ pub mod wire;
 mod words;
 
 pub use daemon::{Config, end_waiting, run};
+pub use device::run_role;
 pub use tls::Hosts;
 pub use volume::Volume;
