@@ -187,15 +187,21 @@ fn a_copy_that_is_not_known_takes_no_order_and_others_are_served() {
     assert_eq!(trouble(&lab, 0, "db"), "");
 }
 
-/// A folder without others in it.
+/// A folder without others in it. Each file is there at once: a daemon may be looking.
 fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    if to.exists() {
-        std::fs::remove_dir_all(to).expect("removed");
-    }
+    let names = |folder: &std::path::Path| -> Vec<_> {
+        let entries = std::fs::read_dir(folder).expect("it is there");
+        entries.map(|entry| entry.expect("an entry").file_name()).collect()
+    };
     std::fs::create_dir_all(to).expect("made");
-    for entry in std::fs::read_dir(from).expect("it is there") {
-        let entry = entry.expect("an entry");
-        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    let wanted = names(from);
+    for name in &wanted {
+        let beside = to.with_extension("beside");
+        std::fs::copy(from.join(name), &beside).expect("copied");
+        std::fs::rename(&beside, to.join(name)).expect("renamed");
+    }
+    for name in names(to).iter().filter(|name| !wanted.contains(name)) {
+        std::fs::remove_file(to.join(name)).expect("removed");
     }
 }
 
@@ -537,6 +543,10 @@ fn an_operator_who_keeps_a_destination_hears_that_its_session_was_rolled_back() 
     settle(&lab, 0, by, false).expect("it was held");
     assert_eq!(lab.role(0, "db"), "serving");
     is_said(&mut lab, 1, "there are two");
+    lab.order(1, &["delete", "db"]);
+    // It was younger than the one that is right.
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("makes this host forget the other"), "{said}");
     lab.order(1, &["delete", "db"]);
     lab.order(0, &["migrate", "db", "--to", "b"]);
     assert_eq!(read(&lab, 1, "db", 0, 4096), [7; 4096]);

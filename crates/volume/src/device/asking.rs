@@ -86,16 +86,24 @@ pub fn run_role() {
     }
     let words: Vec<_> = words.collect();
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    let answered = std::io::stdin().as_fd().try_clone_to_owned().map_err(anyhow::Error::from);
+    let answered = std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(anyhow::Error::from);
     let done = answered.and_then(|mount| carry_out(&words, &mount));
     let (said, _device) = match done {
         Ok((said, device)) => (format!("done {said}\n"), device),
         Err(error) => (format!("failed {error:#}\n").replace('\n', " ") + "\n", None),
     };
-    let own = std::io::stdout().as_fd().try_clone_to_owned().map(UnixStream::from);
+    let own = std::io::stdout()
+        .as_fd()
+        .try_clone_to_owned()
+        .map(UnixStream::from);
     let code = match own {
         // The daemon closes it when it needs this one no more, or has ended.
-        Ok(mut own) => own.write_all(said.as_bytes()).and_then(|()| own.read(&mut [0]).map(drop)),
+        Ok(mut own) => own
+            .write_all(said.as_bytes())
+            .and_then(|()| own.read(&mut [0]).map(drop)),
         Err(error) => Err(error),
     };
     std::process::exit(i32::from(code.is_err()))
