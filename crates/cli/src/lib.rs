@@ -22,6 +22,7 @@ pub fn main(faults: fn(&Config) -> Faults) -> ExitCode {
         verbatim_container::criu_proxy_main();
     }
     verbatim_keeper::run_role();
+    verbatim_volume::run_role();
     if name == verbatim_agent::trial::PROGRAM_NAME {
         verbatim_agent::trial::trial_main(|device, record, memory| {
             verbatim_verbs::trial::make(device, record, memory).map_err(|error| error.to_string())

@@ -47,8 +47,9 @@
 //!   an old copy.
 //! - [`forced`] is an operator's decision in place of an answer, for a destination that gives none. The rules
 //!   here hold if the decision is right. If it is wrong, the source learns it as soon as the destination
-//!   answers ([`heard`]), and the source's generation is above the other copy's.
-//! - [`revived`] is such a decision for an old copy.
+//!   answers ([`heard`]). The generation of a source that was kept is above the other copy's.
+//! - A destination whose session an operator has decided ([`crate::together::forced`]) asks its source in the same way ([`has_left`]).
+//! - [`revived`] is such a decision for an old copy: all later ones are lost.
 //!
 //! So at each time at most one copy is `Serving`, or is one that A's question decides; and g + 1 is given once.
 //!
@@ -70,7 +71,7 @@ use serde::{Deserialize, Serialize};
 pub use sidecar::{
     AgentSession, Generation, Here, Overruled, Record, Role, SessionId, Sidecar, Tombstone, VolumeId,
 };
-pub use words::{Heard, Keep, all_overruled, forced, heard, overruled, revived};
+pub use words::{Heard, Keep, all_overruled, forced, has_left, heard, overruled, revived, serves_by_word};
 
 /// What a source wants filled.
 #[derive(Debug, Clone, PartialEq, Eq)]

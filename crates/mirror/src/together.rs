@@ -101,14 +101,25 @@ pub fn settle(here: Here<'_>, by: AgentSession, is_committed: bool) -> Settle {
 }
 
 /// What an operator's word makes of a copy that waits for a session, in the place of an agent that never says how it was decided: one that has lost its state, or
-/// that was told before the promise came. Nothing if it waits for none. A source that is kept is raised by two, and asks on
-/// ([`crate::decision::forced`]): the destination may have committed, or may yet.
+/// that was told before the promise came. Nothing if it waits for none. Either copy asks the other host on, since the session may be decided otherwise, or be
+/// so already: a source asks whether the destination has committed, as by [`crate::decision::forced`], and a destination whether the source has left
+/// ([`crate::decision::has_left`]).
 pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     match (&here.role, keep) {
         (Role::Held { session, to, .. }, Keep::Source) => Some(here.kept(*session, to)),
-        (Role::Held { to, .. }, Keep::Destination) => Some(here.moved(to)),
-        (Role::Ready { .. }, Keep::Source) => Some(here.given_up()),
-        (Role::Ready { base, .. }, Keep::Destination) => Some(here.committed(*base)),
+        (Role::Held { session, to, .. }, Keep::Destination) => Some(here.left(*session, to)),
+        (
+            Role::Ready {
+                session, base, from, ..
+            },
+            keep,
+        ) => {
+            let next = match keep {
+                Keep::Source => here.given_up(),
+                Keep::Destination => here.committed(*base),
+            };
+            Some(next.asks_source(*session, *base, from))
+        }
         _ => None,
     }
 }
@@ -134,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::decision::{
-        Answer, Heard, Offer, Refusal, Verdict, VolumeId, answer, heard, overruled, prepare,
+        Answer, Heard, Offer, Refusal, Verdict, VolumeId, answer, has_left, heard, overruled, prepare,
     };
 
     const ID: VolumeId = VolumeId(7);
@@ -228,8 +239,6 @@ mod tests {
         let held = held(&Sidecar::new(ID, 4096), SESSION, "b", BY).expect("it serves");
         let kept = forced(&held, Keep::Source).expect("it waits");
         assert!(kept.may_serve() && kept.generation > ready().committed(1).generation);
-        assert_eq!(forced(&ready(), Keep::Destination), Some(ready().committed(1)));
-        assert_eq!(forced(&ready(), Keep::Source), Some(ready().given_up()));
         assert_eq!(forced(&kept, Keep::Source), None);
         // What the other host says of it, at last.
         let (question, to) = overruled(&kept).expect("it asks on");
@@ -240,7 +249,53 @@ mod tests {
         ] {
             assert_eq!(answer(Here::Copy(&here), &question, false), Verdict::Say(says));
         }
-        assert_eq!(heard(&kept, SESSION, Answer::Committed), Heard::Contradiction);
+        assert_eq!(
+            heard(&kept, SESSION, Answer::Committed, false),
+            Heard::Contradiction
+        );
+    }
+
+    /// Each word at each host, and each way in which the session was decided: a word that is wrong is contradicted by the other host, and one that is right confirmed.
+    #[test]
+    fn a_word_is_confirmed_or_contradicted_by_the_other_host() {
+        let source = held(&Sidecar::new(ID, 4096), SESSION, "b", BY).expect("it serves");
+        for keep in [Keep::Source, Keep::Destination] {
+            let (at_source, at_destination) = (forced(&source, keep), forced(&ready(), keep));
+            let (at_source, at_destination) =
+                (at_source.expect("it waits"), at_destination.expect("it waits"));
+            assert_eq!(at_source.may_serve(), keep == Keep::Source);
+            assert_eq!(at_destination.may_serve(), keep == Keep::Destination);
+            let ((to_b, b), (to_a, a)) = (
+                overruled(&at_source).expect("asks"),
+                overruled(&at_destination).expect("asks"),
+            );
+            assert_eq!((to_b, b, to_a, a), (ask(), "b", ask(), "a"));
+            // While the other one waits there is no answer.
+            assert_eq!(answer(Here::Copy(&ready()), &to_b, false), Verdict::Refuse);
+            assert_eq!(has_left(Here::Copy(&source), &to_a, "b"), Verdict::Refuse);
+            for is_committed in [false, true] {
+                let settled = |here: &Sidecar| settled(here, BY, is_committed).expect("it waits");
+                let Verdict::Say(to_source) = answer(Here::Copy(&settled(&ready())), &to_b, false) else {
+                    panic!("it is decided");
+                };
+                let Verdict::Say(to_destination) = has_left(Here::Copy(&settled(&source)), &to_a, "b") else {
+                    panic!("it is decided");
+                };
+                let is_right = is_committed == (keep == Keep::Destination);
+                for (here, answer) in [(&at_source, to_source), (&at_destination, to_destination)] {
+                    match heard(here, SESSION, answer, false) {
+                        Heard::Confirmed(next) => assert!(is_right && overruled(&next).is_none(), "{here:?}"),
+                        Heard::Contradiction => assert!(!is_right, "{here:?}"),
+                        Heard::Nothing => panic!("{here:?} hears nothing"),
+                    }
+                    assert_eq!(
+                        heard(here, SESSION, Answer::NotKnown, false),
+                        Heard::Nothing,
+                        "it decides nothing"
+                    );
+                }
+            }
+        }
     }
 
     /// All that can happen to both copies, in each order, with each daemon killed at each step: what is durable is all that counts.

@@ -19,7 +19,7 @@
 //!
 //! A process may be killed between the failure and the note. Then nobody has heard of it, the cache is wrong, and the next flush succeeds. So it is
 //! noted, before each flush, that one is under way, in something that lives as long as the page cache does (a byte of a file in the runtime folder), and taken back when
-//! its result is dealt with. A process that finds the note believes the disk alone ([`first`]).
+//! its result is dealt with. A process that finds the note compares the cache with the disk ([`first`]). It drops nothing: the cache may have the only current data.
 
 use crate::decision::{Here, Sidecar};
 use crate::engine::{Failure, Op};
@@ -58,16 +58,16 @@ pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
 pub enum First {
     /// Nothing.
     Nothing,
-    /// It flushes. What is read afterwards is what the disk has: what is clean in the cache is compared with it, or dropped. A flush that fails, or a difference, makes
-    /// it suspect.
-    FlushAndDrop,
+    /// It flushes, and compares what the cache has with the disk. A flush that fails, a difference, or a comparison that cannot be made, makes the copy suspect. The
+    /// note stays until that is written down.
+    FlushAndCompare,
 }
 
 /// The first action. `was_cut_off`: a flush was in flight when the previous process ended, and the machine
 /// has not been restarted since. The cache of a suspect copy is left alone.
 pub fn first(here: &Sidecar, was_cut_off: bool) -> First {
     match was_cut_off && !here.suspect {
-        true => First::FlushAndDrop,
+        true => First::FlushAndCompare,
         false => First::Nothing,
     }
 }

@@ -204,6 +204,17 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
+    /// Serve a copy again that has moved away, because every copy that served after it is lost.
+    #[command(after_help = REVIVE_HELP)]
+    Revive {
+        /// The volume.
+        name: String,
+        /// Do it: without this nothing is done, and what would be lost is said.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        common: Common,
+    },
 }
 
 /// Which copy of a volume stays.
@@ -242,17 +253,32 @@ At the end of a move the source asks the destination whether it has the volume, 
 itself as soon as the hosts reach each other. Only if the destination will never answer (its disks are lost, or its copy was deleted), somebody must
 decide, with --force:
   --keep source       the copy here serves. If the destination's does or did, what was written there is lost, or there are two.
-  --keep destination  the copy here is an old one. If the destination never had it all, the volume is lost.
+  --keep destination  the copy here is an old one. If the destination never had it all, no copy serves: `verbatim volume revive` serves the one here again.
 See to it before that the destination's daemon does not run, or `verbatim volume list` there. Without --force nothing is done that the destination has
-not said. If it says later that it has the volume, that is an error in the log, and in `verbatim volume list` here.
+not said. If it says later that this was wrong, so that there are two copies that serve, or none, that is an error in the log, and in `verbatim volume
+list` here.
 
 A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which
 `verbatim volume status --json` names (`by`). `verbatim session resolve` decides about both copies. Only if no agent knows that session any more, decide
 each copy here, with the same --keep on both hosts: `--keep source` serves the held copy and gives up the ready one, `--keep destination` the other way
 round. First make sure: `verbatim sessions --all` does not have the session on either host, and `verbatim ps` shows the host where the instance runs. That
-host's copy must stay. Never keep both.
+host's copy must stay. Never keep both. Each host asks the other one afterwards, and says it if there are two copies that serve, or none.
 
 Exit status: 0 decided, 1 refused.";
+
+const REVIVE_HELP: &str = "\
+Example:
+  verbatim volume revive db --force
+
+The host to which a volume has moved has lost it for good (its disks are gone), or `verbatim volume list` says that no copy serves. The copy that stayed
+behind here is as it was when the volume left: what was written since is lacking. With --force it serves again, with a generation two higher, as of a volume that
+`resolve --keep source` has kept. `verbatim volume attach` lets clients use it.
+
+See to it before that no other host has a copy that serves (`verbatim volume list` there): there would be two. The host to which it had moved is asked from
+then on. If it says that it has the volume, or had it, that is an error in the log, and in `verbatim volume list` here; before it answers, the volume
+does not move there.
+
+Exit status: 0 it serves, or does as soon as its data are there, 1 refused.";
 
 /// What most of them take.
 #[derive(Debug, Clone, Args)]
@@ -385,6 +411,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             };
             (Order::Resolve { name, keep, force }, common)
         }
+        VolumeCommand::Revive { name, force, common } => (Order::Revive { name, force }, common),
     };
     let outcome = match &wanted {
         Order::Migrate { name, .. } => with_warnings(name, &common, || give(&wanted, &common))?,

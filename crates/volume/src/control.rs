@@ -108,6 +108,11 @@ pub enum Order {
         keep: Keep,
         force: bool,
     },
+    /// Serve a copy again that has moved away, since all that served after it are lost.
+    Revive {
+        name: String,
+        force: bool,
+    },
     /// Copy it to another host, for a session of the agents which decides what becomes of it. Answered when it has begun.
     Follow {
         name: String,
@@ -151,6 +156,7 @@ impl Order {
             | Self::Check { name, .. }
             | Self::Cancel { name }
             | Self::Resolve { name, .. }
+            | Self::Revive { name, .. }
             | Self::Follow { name, .. }
             | Self::Mirrored { name, .. }
             | Self::Hold { name, .. }

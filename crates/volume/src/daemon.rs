@@ -18,6 +18,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -187,6 +188,8 @@ struct Daemon {
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
     /// Somebody has said that it is to end.
     is_over: tokio::sync::Notify,
+    /// It hands its block devices over to the next one: it takes up none any more.
+    hands_over: AtomicBool,
 }
 
 /// Runs until it is told to stop, by SIGTERM or SIGINT.
@@ -215,6 +218,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         incarnation: rand::random(),
         entries: Mutex::default(),
         is_over: tokio::sync::Notify::new(),
+        hands_over: AtomicBool::new(false),
         config,
     });
     daemon.open_all().await?;

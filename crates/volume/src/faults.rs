@@ -39,6 +39,8 @@ pub enum Point {
     FlushFailed,
     /// A volume is about to become a block device.
     Device,
+    /// The kernel has asked how long that is, and has no answer.
+    Attributes,
 }
 
 /// All of them.

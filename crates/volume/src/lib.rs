@@ -53,5 +53,6 @@ pub use daemon::{Config, end_waiting, run};
 /// The messages of FUSE. The disks of tests speak them, too.
 #[doc(hidden)]
 pub use device::protocol as fuse_protocol;
+pub use device::run_role;
 pub use tls::Hosts;
 pub use volume::Volume;

@@ -85,6 +85,11 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// What is called at points that a test knows.
+    pub(crate) fn hook(&self) -> Hook {
+        self.hook
+    }
+
     /// Serves that store.
     pub fn new(store: impl Into<Arc<Store>>, length: u64, disks: Disks, hook: Hook) -> Arc<Self> {
         let inner = Inner {

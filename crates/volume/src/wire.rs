@@ -87,6 +87,9 @@ pub enum Purpose {
         /// The source.
         from: String,
     },
+    /// A destination asks its source: has the copy there left for it, by that session? One question, one answer. (A daemon of an earlier release closes
+    /// the connection.)
+    HasLeft,
 }
 
 /// What follows from the source.
@@ -195,7 +198,7 @@ pub enum ToSource {
     Done(Tag, i32),
     /// What was compared differs: it is to be sent.
     Differs(Tag),
-    /// To [`Purpose::Decide`].
+    /// To [`Purpose::Decide`] and [`Purpose::HasLeft`].
     Answer(Answer),
     /// To [`Purpose::Promise`]: it is promised.
     Promised,

@@ -187,15 +187,21 @@ fn a_copy_that_is_not_known_takes_no_order_and_others_are_served() {
     assert_eq!(trouble(&lab, 0, "db"), "");
 }
 
-/// A folder without others in it.
+/// A folder without others in it. Each file is there at once: a daemon may be looking.
 fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    if to.exists() {
-        std::fs::remove_dir_all(to).expect("removed");
-    }
+    let names = |folder: &std::path::Path| -> Vec<_> {
+        let entries = std::fs::read_dir(folder).expect("it is there");
+        entries.map(|entry| entry.expect("an entry").file_name()).collect()
+    };
     std::fs::create_dir_all(to).expect("made");
-    for entry in std::fs::read_dir(from).expect("it is there") {
-        let entry = entry.expect("an entry");
-        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    let wanted = names(from);
+    for name in &wanted {
+        let beside = to.with_extension("beside");
+        std::fs::copy(from.join(name), &beside).expect("copied");
+        std::fs::rename(&beside, to.join(name)).expect("renamed");
+    }
+    for name in names(to).iter().filter(|name| !wanted.contains(name)) {
+        std::fs::remove_file(to.join(name)).expect("removed");
     }
 }
 
@@ -508,6 +514,160 @@ fn an_operator_who_keeps_a_source_hears_that_its_session_was_committed() {
     lab.order(1, &["delete", "db"]);
     lab.order(0, &["migrate", "db", "--to", "b"]);
     assert_eq!(trouble(&lab, 0, "db"), "");
+}
+
+/// Whether it says that, and the daemon after it, too.
+fn is_said(lab: &mut Lab, host: usize, what: &str) {
+    for _ in 0..2 {
+        until("it is told", || trouble(lab, host, "db").contains(what));
+        lab.kill(host);
+        lab.start(host, None);
+    }
+    until("it is told", || trouble(lab, host, "db").contains(what));
+}
+
+#[test]
+fn an_operator_who_keeps_a_destination_hears_that_its_session_was_rolled_back() {
+    let mut lab = Lab::new();
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    let by = 0xab;
+    hold(&lab, by);
+    lab.order(1, &["resolve", "db", "--keep", "destination", "--force"]);
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("held".into(), "serving".into())
+    );
+    // The source waits for its agent: that is no answer.
+    assert_eq!(trouble(&lab, 1, "db"), "");
+    settle(&lab, 0, by, false).expect("it was held");
+    assert_eq!(lab.role(0, "db"), "serving");
+    is_said(&mut lab, 1, "there are two");
+    lab.order(1, &["delete", "db"]);
+    // It was younger than the one that is right.
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("makes this host forget the other"), "{said}");
+    lab.order(1, &["delete", "db"]);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert_eq!(read(&lab, 1, "db", 0, 4096), [7; 4096]);
+    assert_eq!(
+        (trouble(&lab, 0, "db"), trouble(&lab, 1, "db")),
+        (String::new(), String::new())
+    );
+}
+
+#[test]
+fn an_operator_who_has_no_copy_serve_hears_of_it_and_has_one_served_again() {
+    // At which host the word was said, and what the session was in truth.
+    for (host, keep, is_committed) in [(0, "destination", false), (1, "source", true)] {
+        let mut lab = Lab::new();
+        lab.volume("db", "4M");
+        write(&lab, 0, "db", 0, &[7; 4096]);
+        let by = 0xab;
+        hold(&lab, by);
+        lab.order(host, &["resolve", "db", "--keep", keep, "--force"]);
+        let other = 1 - host;
+        assert_eq!(trouble(&lab, host, "db"), "", "the other one waits");
+        settle(&lab, other, by, is_committed).expect("it waited");
+        let roles = ("moved".to_owned(), "incomplete".to_owned());
+        assert_eq!((lab.role(0, "db"), lab.role(1, "db")), roles);
+        is_said(&mut lab, host, "no copy serves");
+        assert!(trouble(&lab, host, "db").contains("verbatim volume revive db --force"));
+        let said = refused(&lab, 0, &["revive", "db"]);
+        assert!(said.contains("what was written since is lacking"), "{said}");
+        let said = refused(&lab, 1, &["revive", "db", "--force"]);
+        assert!(said.contains("none that was complete"), "{said}");
+        lab.order(0, &["revive", "db", "--force"]);
+        lab.order(0, &["attach", "db"]);
+        assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+        // The other one has nothing against it, so it moves on as ever.
+        until("it moves", || {
+            lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success()
+        });
+        assert_eq!(read(&lab, 1, "db", 0, 4096), [7; 4096]);
+        assert_eq!(
+            (trouble(&lab, 0, "db"), trouble(&lab, 1, "db")),
+            (String::new(), String::new())
+        );
+    }
+}
+
+#[test]
+fn an_operator_who_says_that_a_volume_has_moved_hears_whether_it_has() {
+    for (dies_at, has_moved) in [("Committed", true), ("Committing", false)] {
+        let mut lab = Lab::without_daemons();
+        lab.start(0, None);
+        lab.start(1, Some(dies_at));
+        lab.volume("db", "4M");
+        write(&lab, 0, "db", 0, &[7; 4096]);
+        let mut moving = lab
+            .command(0, &["migrate", "db", "--to", "b"])
+            .spawn()
+            .expect("it runs");
+        until("the destination is ended", || lab.has_ended(1));
+        lab.kill(1);
+        lab.order(0, &["resolve", "db", "--keep", "destination", "--force"]);
+        moving.wait().expect("it ends");
+        assert_eq!(lab.role(0, "db"), "moved");
+        let asks = |lab: &Lab| {
+            let sidecar = std::fs::read_to_string(lab.path(0, "state/db/sidecar.json"));
+            sidecar.expect("it is there").contains("overruled")
+        };
+        assert!(asks(&lab), "nobody asks");
+        lab.start(1, None);
+        if has_moved {
+            until("it is confirmed", || !asks(&lab));
+            assert_eq!(trouble(&lab, 0, "db"), "");
+            continue;
+        }
+        is_said(&mut lab, 0, "no copy serves");
+        lab.order(0, &["revive", "db", "--force"]);
+        lab.order(0, &["attach", "db"]);
+        assert_eq!(trouble(&lab, 0, "db"), "");
+        assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+        until("it moves", || {
+            lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success()
+        });
+    }
+}
+
+#[test]
+fn a_copy_that_has_moved_is_served_again_only_by_a_word_which_may_be_wrong() {
+    for is_lost in [true, false] {
+        let mut lab = Lab::new();
+        lab.volume("db", "4M");
+        write(&lab, 0, "db", 0, &[7; 4096]);
+        lab.order(0, &["migrate", "db", "--to", "b"]);
+        write(&lab, 1, "db", 0, &[8; 4096]);
+        lab.kill(1);
+        let said = refused(&lab, 0, &["revive", "db"]);
+        assert!(said.contains("has moved to b"), "{said}");
+        assert_eq!(lab.role(0, "db"), "moved");
+        lab.order(0, &["revive", "db", "--force"]);
+        lab.order(0, &["attach", "db"]);
+        let status = lab.status(0, "db").expect("listed");
+        assert_eq!(
+            (&status["role"], &status["generation"]),
+            (&"serving".into(), &3.into())
+        );
+        assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+        let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+        assert!(said.contains("has not said yet"), "{said}");
+        if is_lost {
+            std::fs::remove_dir_all(lab.path(1, "state")).expect("its disks are new");
+        }
+        lab.start(1, None);
+        if is_lost {
+            // It knows nothing, and would take the volume: so it has none.
+            until("it moves", || {
+                lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success()
+            });
+            assert_eq!(read(&lab, 1, "db", 0, 4096), [7; 4096]);
+        } else {
+            is_said(&mut lab, 0, "there are two");
+            assert_eq!(read(&lab, 1, "db", 0, 4096), [8; 4096]);
+        }
+    }
 }
 
 #[test]

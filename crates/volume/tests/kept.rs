@@ -505,3 +505,38 @@ fn a_device_grows_with_its_volume_also_where_its_daemon_has_not_told_it() {
     drop(mounted);
     run(Command::new("e2fsck").args(["-f", "-n", &device]));
 }
+
+/// The kernel asks the daemon how long its device is, and somebody waits for that answer who cannot be killed meanwhile: he must not be of the daemon.
+#[test]
+fn a_daemon_that_is_killed_while_its_own_device_is_asked_for_is_followed_by_another_one() {
+    if is_skipped() {
+        return;
+    }
+    let mut lab = Lab::without_daemons();
+    lab.start(0, Some("Attributes"));
+    lab.order(0, &["create", "db", "--size", "64M"]);
+    let made = lab.try_order(0, &["attach", "db", "--device"]);
+    assert!(!made.status.success(), "it was not killed");
+    lab.ends(0);
+    lab.start(0, None);
+    let device = lab.order(0, &["attach", "db", "--device"]);
+    let writer = blocks(&device, 64);
+    writer.writes(10);
+    // The same where it has a keeper, so that the connection outlives the daemon.
+    lab.end(0);
+    lab.start(0, Some("Attributes"));
+    writer.writes(10);
+    until("it grows", || {
+        lab.try_order(0, &["resize", "db", "--size", "96M"]);
+        lab.has_ended(0)
+    });
+    lab.ends(0);
+    lab.start(0, None);
+    until("the device has the volume's length", || {
+        length(&device) == 96 << 20
+    });
+    writer.writes(10);
+    writer
+        .ends()
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", lab.logs()));
+}

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use support::client::Client;
-use support::{Lab, until};
+use support::{Lab, PATIENCE, until};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use verbatim_mirror::decision::{Answer, SessionId, VolumeId};
 use verbatim_volume::Hosts;
+use verbatim_volume::control::{Order, order_now};
 use verbatim_volume::wire::{self, Hello, OLDEST, Purpose, Rings, Tag, ToDestination, ToSource, VERSION};
 
 const MIB: usize = 1 << 20;
@@ -26,6 +27,10 @@ struct Older {
     /// By which the chunks of a connection are answered.
     answers: Option<tokio::sync::mpsc::UnboundedSender<ToSource>>,
     has_committed: bool,
+    /// It has promised its copy to a session of the agents.
+    is_promised: bool,
+    /// How often it was asked while that was not decided.
+    asked: usize,
     wrong: Option<String>,
 }
 
@@ -71,7 +76,14 @@ async fn serve(older: Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin) -
         return wire::send(&mut stream, &ToSource::Refused(why)).await;
     }
     match hello.purpose {
-        Purpose::WouldTake { .. } => wire::send(&mut stream, &ToSource::WouldTake).await,
+        Purpose::WouldTake { .. } => {
+            let takes = !older.lock().expect("nobody panics").is_promised;
+            let answer = match takes {
+                true => ToSource::WouldTake,
+                false => ToSource::Refused("db is promised here".into()),
+            };
+            wire::send(&mut stream, &answer).await
+        }
         Purpose::Fill { length, .. } => {
             let (sender, mut answers) = tokio::sync::mpsc::unbounded_channel();
             {
@@ -104,28 +116,31 @@ async fn serve(older: Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin) -
             Ok(())
         }
         Purpose::Decide { gives_up } => {
-            let answer = match gives_up {
-                false => Answer::Committed,
-                true => Answer::NotCommitted,
+            let answer = {
+                let mut older = older.lock().expect("nobody panics");
+                older.has_committed |= !gives_up;
+                older.asked += usize::from(older.is_promised);
+                match (older.has_committed, older.is_promised) {
+                    (true, _) => Answer::Committed,
+                    // As releases did that did not refuse to answer then.
+                    (false, true) => Answer::NotKnown,
+                    (false, false) => Answer::NotCommitted,
+                }
             };
-            older.lock().expect("nobody panics").has_committed |= !gives_up;
             wire::send(&mut stream, &ToSource::Answer(answer)).await
         }
-        Purpose::Promise { .. } => wire::send(&mut stream, &ToSource::Refused("not here".into())).await,
+        Purpose::Promise { .. } => {
+            older.lock().expect("nobody panics").is_promised = true;
+            wire::send(&mut stream, &ToSource::Promised).await
+        }
+        // That release cannot read it.
+        Purpose::HasLeft => Ok(()),
     }
 }
 
-#[test]
-fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
-    assert_eq!(
-        (OLDEST, VERSION),
-        (3, 4),
-        "another test is needed for other versions"
-    );
-    let mut lab = Lab::without_daemons();
-    lab.start(0, None);
+/// The second host has such a daemon.
+fn older_daemon(lab: &Lab, runtime: &tokio::runtime::Runtime) -> Shared {
     let older = Shared::default();
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let hosts = Hosts::load(&lab.path(1, "config")).expect("it can be read");
     let address = lab.peer_address(1);
     let of = older.clone();
@@ -142,6 +157,60 @@ fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
             });
         }
     });
+    older
+}
+
+#[test]
+fn a_daemon_of_the_version_before_that_has_promised_its_copy_confirms_nothing() {
+    let mut lab = Lab::without_daemons();
+    lab.start(0, None);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let older = older_daemon(&lab, &runtime);
+    lab.volume("db", "1M");
+    let name = "db".to_owned();
+    let by = 7;
+    for order in [
+        Order::Follow {
+            name: name.clone(),
+            to: "b".to_owned(),
+            by,
+            bytes_per_second: None,
+        },
+        Order::Mirrored {
+            name: name.clone(),
+            by,
+        },
+        Order::Hold { name, by },
+    ] {
+        order_now(&lab.path(0, "run/volumes.sock"), &order, PATIENCE).expect("it is done");
+    }
+    lab.order(0, &["resolve", "db", "--keep", "source", "--force"]);
+    until("it is asked more than once", || older.lock().expect("nobody panics").asked >= 3);
+    let moved = lab.try_order(0, &["migrate", "db", "--to", "b"]);
+    let said = String::from_utf8_lossy(&moved.stderr).into_owned();
+    assert!(said.contains("has not said yet"), "{said}\n{}", lab.logs());
+    // Its agent tells it at last.
+    {
+        let mut older = older.lock().expect("nobody panics");
+        (older.has_committed, older.is_promised) = (true, false);
+    }
+    until("it is told", || {
+        let status = lab.status(0, "db").expect("listed");
+        status["trouble"].as_str().is_some_and(|trouble| trouble.contains("there are two"))
+    });
+}
+
+#[test]
+fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
+    assert_eq!(
+        (OLDEST, VERSION),
+        (3, 4),
+        "another test is needed for other versions"
+    );
+    let mut lab = Lab::without_daemons();
+    lab.start(0, None);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let older = older_daemon(&lab, &runtime);
     // All of it has its place: to a daemon of this release its zeros would go as such that keep it.
     lab.order(0, &["create", "db", "--size", &SIZE.to_string(), "--preallocate"]);
     lab.order(0, &["attach", "db"]);

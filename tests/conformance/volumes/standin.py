@@ -5,6 +5,7 @@ the tests give, make a volume with the content that the other server would have 
 server can do (its plugins that are scripts, filters, faults) is handed on to it, and noted: then the test says nothing about us.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,8 +27,13 @@ def note(text):
 
 
 def order(*arguments):
-    return subprocess.run([PROGRAM, 'volume', *map(str, arguments), '--runtime-dir', RUNTIME],
-                          check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run([PROGRAM, 'volume', *map(str, arguments), '--runtime-dir', RUNTIME],
+                          check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        # The traceback of the exception has the command, and not the reason.
+        print(f'{arguments[0]}: {done.stderr}', file=sys.stderr)
+    done.check_returncode()
+    return done.stdout.strip()
 
 
 class Volume:
@@ -48,10 +54,8 @@ class Volume:
 
     def close(self):
         for what in ('detach', 'delete'):
-            try:
+            with contextlib.suppress(subprocess.CalledProcessError):
                 order(what, self.name)
-            except subprocess.CalledProcessError as error:
-                print(f'{what}: {error.stderr}', file=sys.stderr)
 
 
 def bridge(volume, read_from=0, write_to=1, client=None):

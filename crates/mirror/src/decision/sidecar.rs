@@ -105,8 +105,7 @@ pub struct Sidecar {
     /// A flush of this copy has failed: its page cache is not to be trusted ([`crate::trust`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspect: bool,
-    /// Questions that an operator has decided in favour of this copy, and that the destinations have not
-    /// answered yet.
+    /// Questions that an operator has decided in the place of another host, which has not answered them yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overruled: Vec<Overruled>,
     /// What it is.
@@ -114,15 +113,18 @@ pub struct Sidecar {
     pub role: Role,
 }
 
-/// A question that an operator has answered in place of the destination.
+/// A question that an operator has answered in place of another host.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Overruled {
     /// The attempt.
     pub session: SessionId,
     /// The base of the question.
     pub base: Generation,
-    /// The destination.
+    /// The other host.
     pub to: String,
+    /// The copy here was the destination: the other host is asked whether its copy has left by that session ([`crate::decision::has_left`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub was_destination: bool,
 }
 
 /// Left by a deletion in place of the sidecar, to answer late questions.

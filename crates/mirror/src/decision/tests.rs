@@ -185,9 +185,21 @@ fn a_source_that_is_kept_is_younger_than_what_was_committed_and_hears_of_it() {
     assert!(kept.generation > committed.generation);
     let (question, to) = overruled(&kept).expect("it asks on");
     assert_eq!((question, to), (ask(1), "b"));
-    assert_eq!(heard(&kept, SESSION, Answer::Committed), Heard::Contradiction);
-    assert_eq!(heard(&kept, SessionId(9), Answer::Committed), Heard::Nothing);
-    let Heard::Confirmed(confirmed) = heard(&kept, SESSION, Answer::NotCommitted) else {
+    assert_eq!(
+        heard(&kept, SESSION, Answer::Committed, false),
+        Heard::Contradiction
+    );
+    assert_eq!(
+        heard(&kept, SessionId(9), Answer::Committed, false),
+        Heard::Nothing
+    );
+    // Of a host that takes no offer, or has not said so, it proves nothing.
+    assert_eq!(heard(&kept, SESSION, Answer::NotKnown, false), Heard::Nothing);
+    assert!(matches!(
+        heard(&kept, SESSION, Answer::NotKnown, true),
+        Heard::Confirmed(_)
+    ));
+    let Heard::Confirmed(confirmed) = heard(&kept, SESSION, Answer::NotCommitted, false) else {
         panic!("the operator was right");
     };
     assert_eq!(overruled(&confirmed), None);
@@ -206,9 +218,48 @@ fn a_source_that_is_kept_is_younger_than_what_was_committed_and_hears_of_it() {
 #[test]
 fn an_old_copy_is_served_again_only_by_a_word_and_is_younger_then() {
     let old = Sidecar::new(ID, 4096).with(Role::Moved { to: "b".into() });
-    let revived = revived(&old).expect("it is a whole copy");
+    let revived = revived(&old, SESSION).expect("it is a whole copy");
     assert!(revived.may_serve() && revived.generation == 3);
-    assert_eq!(super::revived(&old.given_up()), None, "a mixture");
+    assert_eq!(super::revived(&old.given_up(), SESSION), None, "a mixture");
+    // The other copy may not be lost.
+    assert_eq!(overruled(&revived), Some((ask(1), "b")));
+    let committed = Sidecar {
+        generation: 2,
+        ..Sidecar::new(ID, 4096)
+    };
+    let Verdict::Say(said) = answer(Here::Copy(&committed), &ask(1), false) else {
+        panic!("it knows");
+    };
+    assert_eq!(heard(&revived, SESSION, said, false), Heard::Contradiction);
+}
+
+#[test]
+fn a_source_that_was_left_by_a_word_hears_that_nobody_serves_and_is_served_again() {
+    let source = Sidecar::new(ID, 4096);
+    let deciding = deciding(&source, SESSION, "b", false).expect("it serves");
+    let left = forced(&deciding, Keep::Destination).expect("it waits");
+    assert!(!left.may_serve() && !serves_by_word(&left));
+    let incoming = prepare(Here::Nothing, &offer(1)).expect("there is nothing here");
+    let Verdict::WriteThenSay(given_up, said) = answer(Here::Copy(&incoming), &ask(1), false) else {
+        panic!("it is not complete");
+    };
+    assert_eq!(heard(&left, SESSION, said, false), Heard::Contradiction);
+    // The question stays, now that the copy serves, and is answered in its favour.
+    let revived = revived(&left, SessionId(9)).expect("it is a whole copy");
+    assert_eq!(
+        (revived.generation, overruled(&revived)),
+        (3, Some((ask(1), "b")))
+    );
+    let Verdict::Say(said) = answer(Here::Copy(&given_up), &ask(1), false) else {
+        panic!("it is given up");
+    };
+    assert!(matches!(
+        heard(&revived, SESSION, said, false),
+        Heard::Confirmed(_)
+    ));
+    // A volume that comes back leaves no question.
+    let back = prepare(Here::Copy(&left), &offer(2)).expect("it is older");
+    assert_eq!(overruled(&back), None);
 }
 
 #[test]
@@ -223,7 +274,8 @@ fn an_operator_decides_only_where_an_answer_is_missing() {
     assert!(kept.may_serve());
     assert_eq!(kept.generation, served.generation + 2);
     let moved = served.with(Role::Moved { to: "b".into() });
-    assert_eq!(forced(&deciding, Keep::Destination), Some(moved.clone()));
+    let left = forced(&deciding, Keep::Destination).expect("it waits");
+    assert_eq!((&left.role, left.generation), (&moved.role, served.generation));
     let held = crate::together::held(&served, session, "b", 1).expect("it serves");
     for here in [served, moved, held] {
         for keep in [Keep::Source, Keep::Destination] {

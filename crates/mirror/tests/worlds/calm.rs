@@ -1,6 +1,6 @@
 //! The way out of a world: everything is started and mounted again, and operators say what the documentation tells them to.
 
-use verbatim_mirror::decision::{Here, Keep, Overruled, Record, Role, Sidecar};
+use verbatim_mirror::decision::{Here, Keep, Overruled, Record, Role, Sidecar, serves_by_word};
 use verbatim_mirror::together;
 
 use super::{Folder, Rules, Step, World};
@@ -272,7 +272,7 @@ impl World {
         ))
     }
 
-    /// An operator has said what is not true: the source that he has kept hears of it.
+    /// An operator has said what is not true: a copy of which he has said it hears of it.
     fn is_told(&self, rules: &Rules) -> Result<(), String> {
         let mut world = self.clone();
         let is_two = world
@@ -281,12 +281,18 @@ impl World {
             .any(|session| world.committed.contains(session));
         // A host that has forgotten, or does not know, cannot say it.
         let cannot = world.hosts.iter().any(|host| host.has_forgotten || host.is_old);
-        if !is_two || world.is_shouted || cannot {
+        if world.is_shouted || cannot {
             return Ok(());
+        }
+        if !is_two {
+            return world.is_said(rules);
         }
         for host in 0..world.hosts.len() {
             let here = world.durable_copy(host);
-            let is_older = |here: &Sidecar| here.overruled.iter().any(|it| here.generation <= it.base + 1);
+            let is_older = |here: &Sidecar| {
+                let mut kept = here.overruled.iter().filter(|it| !it.was_destination);
+                serves_by_word(here) && kept.any(|it| here.generation <= it.base + 1)
+            };
             if here.is_some_and(is_older) {
                 return Err(format!(
                     "the copy that was kept at {host} is no younger than the other"
@@ -314,6 +320,66 @@ impl World {
             true => Err("two copies serve, and nobody says so".into()),
             false => Ok(()),
         }
+    }
+
+    /// Of a copy that waited, or had left, an operator has said that it serves, or does not: if two serve then, or none, it says so.
+    fn is_said(&mut self, rules: &Rules) -> Result<(), String> {
+        self.repair(true);
+        self.settle(rules)?;
+        let waits = |host: usize| {
+            let here = self.durable_copy(host);
+            here.is_some_and(|here| {
+                matches!(
+                    here.role,
+                    Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. }
+                )
+            })
+        };
+        // Somebody waits, which is seen; and that one gives no answer.
+        if self.is_shouted || (0..self.hosts.len()).any(waits) {
+            return Ok(());
+        }
+        let serving: Vec<_> = (0..self.hosts.len()).filter(|&host| self.serves(host)).collect();
+        for said in &self.said {
+            let Some(here) = self.durable_copy(said.host) else {
+                continue;
+            };
+            let agents = self.agents.iter().find(|agents| agents.by == said.session);
+            let is_destination = agents.is_some_and(|agents| agents.to == said.host);
+            let is_as_said = here.generation == said.generation && here.may_serve() == said.serves;
+            if !is_as_said {
+                continue;
+            }
+            if said.serves && serving.len() > 1 && serving.contains(&said.host) {
+                let other = match agents {
+                    // Only its source is asked.
+                    Some(agents) => serving.contains(&agents.from),
+                    None => true,
+                };
+                if other {
+                    return Err(format!(
+                        "{} serves by a word, and another one, too: nobody says so",
+                        said.host
+                    ));
+                }
+            }
+            let has_left = match is_destination {
+                // The source has left, and this one was not to stay.
+                true => agents.is_some_and(|agents| {
+                    let source = self.durable_copy(agents.from);
+                    let leaves = |source: &Sidecar| matches!(&source.role, Role::Moved { to } if *to == said.host.to_string());
+                    here.role == Role::Incomplete && source.is_some_and(leaves)
+                }),
+                false => matches!(here.role, Role::Moved { .. }) && !self.committed.contains(&said.session),
+            };
+            if !said.serves && serving.is_empty() && has_left {
+                return Err(format!(
+                    "no copy serves by a word about {}, and nobody says so",
+                    said.host
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,12 +1,13 @@
 //! Which copy serves: promises, questions and answers, and what agents tell.
 
 use verbatim_mirror::decision::{
-    Answer, Ask, Heard, Record, Role, Verdict, all_overruled, answer, decided, deciding, heard,
+    Answer, Ask, Heard, Offer, Record, Role, Verdict, all_overruled, answer, decided, deciding, has_left,
+    heard, prepare,
 };
 use verbatim_mirror::together::{Settle, held, promised, settle};
 
 use super::steps::{name, session};
-use super::{Disk, ID, Letter, Poison, Quirk, Rules, World};
+use super::{Disk, ID, Letter, Poison, Question, Quirk, Rules, World};
 
 impl World {
     /// The tenant is held, which is written down.
@@ -73,14 +74,17 @@ impl World {
         let Some(sidecar) = self.copy(host) else {
             return Vec::new();
         };
-        let ask = |ask: Ask, to: &str, is_wish| Letter::Ask {
+        let ask = |ask: Ask, to: &str, question| Letter::Ask {
             from: host,
             to: to.parse().expect("a host"),
             session: ask.session.0 as u8,
             base: ask.base,
-            is_wish,
+            question,
         };
-        let wishes = all_overruled(sidecar).map(|(question, to)| ask(question, to, true));
+        let wishes = all_overruled(sidecar).map(|(question, it)| match it.was_destination {
+            true => ask(question, &it.to, Question::Leaves),
+            false => ask(question, &it.to, Question::Wish),
+        });
         let mut questions: Vec<_> = wishes.collect();
         if let Role::Deciding { session, to } = &sidecar.role {
             let question = Ask {
@@ -88,7 +92,7 @@ impl World {
                 session: *session,
                 base: sidecar.generation,
             };
-            questions.push(ask(question, to, false));
+            questions.push(ask(question, to, Question::Commits));
         }
         questions
     }
@@ -100,22 +104,23 @@ impl World {
                 to,
                 session,
                 base,
-                is_wish,
-            } => self.asked(from, to, session, base, is_wish, rules),
+                question,
+            } => self.asked((from, to), session, base, question, rules),
             Letter::Answer { to, session, answer } => {
-                let answer = [Answer::Committed, Answer::NotCommitted, Answer::NotKnown][usize::from(answer)];
-                self.answered(to, session, answer, rules);
+                let takes = answer == 3;
+                let answer =
+                    [Answer::Committed, Answer::NotCommitted, Answer::NotKnown][usize::from(answer.min(2))];
+                self.answered(to, session, answer, takes, rules);
             }
         }
     }
 
     pub(super) fn asked(
         &mut self,
-        from: usize,
-        host: usize,
+        (from, host): (usize, usize),
         number: u8,
         base: u64,
-        is_wish: bool,
+        question: Question,
         rules: &Rules,
     ) {
         if self.process(host).is_none() {
@@ -126,8 +131,11 @@ impl World {
             session: session(number),
             base,
         };
-        let is_complete = !is_wish && self.is_complete(host, number);
-        let mut verdict = answer(self.here(host), &ask, is_complete);
+        let is_complete = question == Question::Commits && self.is_complete(host, number);
+        let mut verdict = match question {
+            Question::Commits | Question::Wish => answer(self.here(host), &ask, is_complete),
+            Question::Leaves => has_left(self.here(host), &ask, &name(from)),
+        };
         // As the rule was before.
         if rules.quirk == Some(Quirk::BaseProvesNothing)
             && let Some(here) = self.copy(host)
@@ -136,12 +144,10 @@ impl World {
         {
             verdict = Verdict::Say(Answer::NotCommitted);
         }
-        if rules.quirk == Some(Quirk::PromisedKnowsNothing) && verdict == Verdict::Refuse {
-            let is_promised = matches!(self.copy(host).map(|here| &here.role), Some(Role::Ready { .. }));
-            verdict = match is_promised {
-                true => Verdict::Say(Answer::NotKnown),
-                false => verdict,
-            };
+        // As an earlier release says it.
+        let is_promised = matches!(self.copy(host).map(|here| &here.role), Some(Role::Ready { .. }));
+        if question != Question::Leaves && is_promised && verdict == Verdict::Refuse {
+            verdict = Verdict::Say(Answer::NotKnown);
         }
         let said = match verdict {
             Verdict::Refuse => return,
@@ -162,13 +168,28 @@ impl World {
         let answer = match said {
             Answer::Committed => 0,
             Answer::NotCommitted => 1,
-            Answer::NotKnown => 2,
+            Answer::NotKnown => 2 + u8::from(question == Question::Wish && self.takes(from, host)),
         };
         self.letters.push(Letter::Answer {
             to: from,
             session: number,
             answer,
         });
+    }
+
+    /// Whether it would take an offer of the copy at `from` as that is now: that host asks for it when it hears that nothing is known there.
+    fn takes(&self, from: usize, host: usize) -> bool {
+        let Some(source) = self.copy(from) else {
+            return false;
+        };
+        let offer = Offer {
+            id: ID,
+            session: session(u8::MAX),
+            base: source.generation,
+            length: source.length,
+            from: name(from),
+        };
+        prepare(self.here(host), &offer).is_ok()
     }
 
     /// The copy there has become the one that serves.
@@ -202,11 +223,12 @@ impl World {
         self.open(host, rules);
     }
 
-    pub(super) fn answered(&mut self, host: usize, number: u8, answer: Answer, rules: &Rules) {
+    pub(super) fn answered(&mut self, host: usize, number: u8, answer: Answer, takes: bool, rules: &Rules) {
         let Some(sidecar) = self.copy(host).cloned() else {
             return;
         };
-        match heard(&sidecar, session(number), answer) {
+        let takes = takes || rules.quirk == Some(Quirk::NotKnownConfirms);
+        match heard(&sidecar, session(number), answer, takes) {
             Heard::Nothing => {}
             Heard::Contradiction => self.is_shouted = true,
             Heard::Confirmed(next) => {

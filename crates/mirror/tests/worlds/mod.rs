@@ -3,7 +3,9 @@
 //!
 //! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`); what is made up here is what surrounds them.
 //!
-//! Operators may say what is not true. Then nothing is promised but that it is told: two copies that serve are named by the source that was kept.
+//! Operators may say what is not true. Then nothing is promised but that it is told: a copy of which a word was said says that two serve, or none.
+//!
+//! Destinations are of an earlier release where that is worse: one whose copy is promised to a session answers that it knows nothing.
 //!
 //! What is checked in each world: at most one copy serves, unless an operator has said what is not true; what was flushed and acknowledged is on the disk of
 //! the copy that serves, and within the length that clients see. And out of each world there is a way: with everything started and mounted again, and the
@@ -69,13 +71,17 @@ pub enum Quirk {
     KeepsWithoutAsking,
     /// The same where its session of the agents would have decided.
     KeepsTogetherWithoutAsking,
-    /// A copy that waits for its session answers that it knows nothing.
-    PromisedKnowsNothing,
+    /// A copy that an operator has made an old one, or a destination that he has decided, asks no more.
+    LeavesWithoutAsking,
+    /// An old copy that serves again asks nobody.
+    RevivesWithoutAsking,
+    /// A host that knows nothing is one without a copy.
+    NotKnownConfirms,
     /// A sidecar that was restored is believed.
     BelievesOldSidecar,
 }
 
-pub const QUIRKS: [Quirk; 20] = [
+pub const QUIRKS: [Quirk; 22] = [
     Quirk::ComparesWithTheCache,
     Quirk::ForgetsAtReopen,
     Quirk::RetriesWithinTheSession,
@@ -94,7 +100,9 @@ pub const QUIRKS: [Quirk; 20] = [
     Quirk::KeepsWithoutRaising,
     Quirk::KeepsWithoutAsking,
     Quirk::KeepsTogetherWithoutAsking,
-    Quirk::PromisedKnowsNothing,
+    Quirk::LeavesWithoutAsking,
+    Quirk::RevivesWithoutAsking,
+    Quirk::NotKnownConfirms,
     Quirk::BelievesOldSidecar,
 ];
 
@@ -152,14 +160,6 @@ impl Disk {
         for cell in 0..CELLS {
             if std::mem::take(&mut self.is_dirty[cell]) && is_good {
                 self.durable[cell] = self.cache[cell];
-            }
-        }
-    }
-
-    pub fn drop_cache(&mut self) {
-        for cell in 0..CELLS {
-            if !self.is_dirty[cell] {
-                self.cache[cell] = self.durable[cell];
             }
         }
     }
@@ -265,17 +265,36 @@ impl Host {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Question {
+    /// Has it committed? It may.
+    Commits,
+    /// The same, where an operator has answered it already: it is not to commit any more.
+    Wish,
+    /// Has the source left?
+    Leaves,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Letter {
-    /// `is_wish`: an operator has answered it already.
     Ask {
         from: usize,
         to: usize,
         session: u8,
         base: u64,
-        is_wish: bool,
+        question: Question,
     },
-    /// 0: committed, 1: not committed, 2: not known.
+    /// 0: committed, 1: not committed, 2: not known, 3: not known, and it would take an offer.
     Answer { to: usize, session: u8, answer: u8 },
+}
+
+/// What an operator has said of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Said {
+    pub host: usize,
+    pub session: u8,
+    /// The copy's after that.
+    pub generation: u64,
+    pub serves: bool,
 }
 
 /// A session of the agents.
@@ -308,12 +327,14 @@ pub struct World {
     pub committed: Vec<u8>,
     /// Sessions of which an operator has said that they never will be.
     pub overruled: Vec<u8>,
+    /// Words that put another copy in the place of the one that they were said of, or this one in that one's.
+    pub said: Vec<Said>,
     pub faults: u8,
     pub moves: u8,
     pub writes: u8,
     /// An operator has said what is not true.
     pub has_lied: bool,
-    /// A source has said that two copies have served.
+    /// A copy has said that two have served, or that none does.
     pub is_shouted: bool,
     /// The only copy was deleted, or its disk is gone.
     pub is_lost: bool,
@@ -349,6 +370,7 @@ impl World {
             flushed: [0; CELLS],
             committed: Vec::new(),
             overruled: Vec::new(),
+            said: Vec::new(),
             faults: rules.faults,
             moves: rules.moves,
             writes: rules.writes,
@@ -483,7 +505,7 @@ impl World {
 
     /// Opens the data of a copy that serves, or is about to.
     pub fn open(&mut self, host: usize, rules: &Rules) {
-        let Some(sidecar) = self.copy(host).cloned() else {
+        let Some(mut sidecar) = self.copy(host).cloned() else {
             return;
         };
         if !sidecar.may_serve() || self.process(host).is_some_and(|it| it.is_open) {
@@ -492,7 +514,13 @@ impl World {
         if !self.opens(host, sidecar.length, rules) {
             return;
         }
-        self.first(host, &sidecar, rules);
+        if !self.first(host, &sidecar, rules) {
+            sidecar = trust::failed(&sidecar).expect("it was not");
+            // Where the folder takes no mark, the note in the runtime folder stays.
+            let is_marked = self.put(host, Some(Record::Copy(sidecar.clone())), true);
+            self.hosts[host].is_flushing = !is_marked;
+            self.process_mut(host).row = Row::Known(Some(Record::Copy(sidecar.clone())));
+        }
         // What a power failure has left is what there is.
         self.acknowledged = self.disk(host).cache;
         let process = self.process_mut(host);
@@ -504,16 +532,31 @@ impl World {
         }
     }
 
-    /// What is done before anything is believed of the cache.
-    pub fn first(&mut self, host: usize, sidecar: &Sidecar, rules: &Rules) {
+    /// What is done before anything is believed of the cache. Whether it is what the disk has: if not, the note stays until the copy is marked.
+    pub fn first(&mut self, host: usize, sidecar: &Sidecar, rules: &Rules) -> bool {
         let was_cut_off = std::mem::take(&mut self.hosts[host].is_flushing);
-        if rules.quirk != Some(Quirk::ForgetsCutOffFlush)
-            && trust::first(sidecar, was_cut_off) == First::FlushAndDrop
+        if rules.quirk == Some(Quirk::ForgetsCutOffFlush)
+            || trust::first(sidecar, was_cut_off) == First::Nothing
         {
-            let disk = self.disk(host);
-            disk.flush(true);
-            disk.drop_cache();
+            return true;
         }
+        let disk = self.disk(host);
+        disk.flush(true);
+        let is_same = disk.cache == disk.durable;
+        self.hosts[host].is_flushing = !is_same;
+        is_same
+    }
+
+    /// The same for a copy that is filled: one that is not sound is written down as suspect. False where it cannot be.
+    pub fn first_to_fill(&mut self, host: usize, rules: &Rules) -> bool {
+        let here = self.copy(host).expect("it is filled").clone();
+        if self.first(host, &here, rules) {
+            return true;
+        }
+        let suspect = trust::failed(&here).expect("it was not");
+        let is_noted = self.put(host, Some(Record::Copy(suspect)), true);
+        self.hosts[host].is_flushing = !is_noted;
+        is_noted
     }
 
     /// Makes a record durable. `has_room`: where that needs no room.

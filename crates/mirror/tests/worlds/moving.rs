@@ -17,7 +17,7 @@ impl World {
             return;
         }
         // A host of which an operator has said that it has not committed answers first.
-        if all_overruled(&sidecar).any(|(_, other)| other == name(to))
+        if all_overruled(&sidecar).any(|(_, it)| it.to == name(to) && !it.was_destination)
             && rules.quirk != Some(Quirk::KeepsWithoutAsking)
         {
             return;
@@ -87,13 +87,12 @@ impl World {
                 return None;
             }
             self.process_mut(to).poison = Poison::None;
+            if !self.opens(to, offer.length, rules) || !self.first_to_fill(to, rules) {
+                return None;
+            }
             let here = self.copy(to).expect("it is there").clone();
             let keeps = moving.keeps && trust::may_keep(&here, poison != Poison::None);
             let keeps = keeps || retries && moving.keeps;
-            if !self.opens(to, offer.length, rules) {
-                return None;
-            }
-            self.first(to, &here, rules);
             let compares = trust::may_compare(Here::Copy(&here));
             self.fill(to, moving.session, compares);
             return Some(keeps);
@@ -135,7 +134,11 @@ impl World {
         if disk.length < length {
             (disk.length, disk.has_rest) = (length, false);
         }
-        self.first(to, &next, rules);
+        if !self.first_to_fill(to, rules) {
+            return None;
+        }
+        compares &= self.copy(to).is_some_and(|here| !here.suspect)
+            || rules.quirk == Some(Quirk::ComparesWithTheCache);
         self.process_mut(to).poison = Poison::None;
         self.fill(to, moving.session, compares);
         Some(false)

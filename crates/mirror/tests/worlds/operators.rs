@@ -1,9 +1,10 @@
 //! What operators say, at any moment.
 
-use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced};
+use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced, revived};
 use verbatim_mirror::{together, trust};
 
-use super::{Quirk, Row, Rules, World};
+use super::steps::session;
+use super::{Quirk, Row, Rules, Said, World};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
@@ -11,6 +12,8 @@ pub enum Word {
     Keep(usize, bool),
     /// That a suspect copy is good, or what a sidecar of unknown age says.
     Accept(usize),
+    /// That all copies are lost that served after this one.
+    Revive(usize),
     Cancel(usize),
 }
 
@@ -37,6 +40,9 @@ impl World {
                 }
                 if here.suspect && here.may_serve() {
                     words.push(Word::Accept(host));
+                }
+                if matches!(here.role, Role::Moved { .. }) {
+                    words.push(Word::Revive(host));
                 }
             }
             if process.moving.is_some() {
@@ -76,6 +82,7 @@ impl World {
             }
             Word::Keep(host, is_source) => self.keep(host, is_source, rules),
             Word::Accept(host) => self.accept(host, rules),
+            Word::Revive(host) => self.revive(host, rules),
             Word::Cancel(host) => self.process_mut(host).moving = None,
         }
     }
@@ -112,14 +119,13 @@ impl World {
 
     pub fn keep(&mut self, host: usize, is_source: bool, rules: &Rules) {
         let here = self.copy(host).expect("it waits").clone();
-        let session = match here.role {
-            Role::Deciding { session, .. } => session,
+        let number = match here.role {
+            Role::Deciding { session, .. } => session.0 as u8,
             Role::Held { by, .. } | Role::Ready { by, .. } => {
                 return self.keep_together(host, by as u8, is_source, rules);
             }
             _ => return,
         };
-        let number = session.0 as u8;
         let has_committed = self.committed.contains(&number);
         let keep = if is_source {
             Keep::Source
@@ -130,13 +136,43 @@ impl World {
         if rules.quirk == Some(Quirk::KeepsWithoutRaising) {
             next.generation = here.generation;
         }
+        if rules.quirk == Some(Quirk::LeavesWithoutAsking) && !is_source {
+            next.overruled.clear();
+        }
+        let generation = next.generation;
         if self.put(host, Some(Record::Copy(next)), true) {
-            if is_source {
-                self.overruled.push(number);
+            match is_source {
+                true => self.overruled.push(number),
+                false => self.have_said(host, number, generation, false),
             }
-            // Who keeps a destination that never had everything has nothing.
-            self.is_lost |= !is_source && !has_committed;
+            // Who keeps a destination that never had everything has no copy that serves.
             self.has_lied |= is_source == has_committed;
+            self.open(host, rules);
+        }
+    }
+
+    fn have_said(&mut self, host: usize, session: u8, generation: u64, serves: bool) {
+        self.said.push(Said {
+            host,
+            session,
+            generation,
+            serves,
+        });
+    }
+
+    /// In the worlds here there is always a younger copy, or its disks are gone and nothing is promised: so it is never true.
+    fn revive(&mut self, host: usize, rules: &Rules) {
+        let here = self.copy(host).expect("it has left").clone();
+        self.sessions += 1;
+        let number = self.sessions;
+        let mut next = revived(&here, session(number)).expect("it has left");
+        if rules.quirk == Some(Quirk::RevivesWithoutAsking) {
+            next.overruled.clear();
+        }
+        let generation = next.generation;
+        if self.put(host, Some(Record::Copy(next)), true) {
+            self.have_said(host, number, generation, true);
+            self.has_lied = true;
             self.open(host, rules);
         }
     }
@@ -150,7 +186,10 @@ impl World {
         };
         let mut next = together::forced(&here, keep).expect("it waits");
         let is_source_here = matches!(here.role, Role::Held { .. });
-        if rules.quirk == Some(Quirk::KeepsTogetherWithoutAsking) {
+        let is_kept_source = is_source && is_source_here;
+        if rules.quirk == Some(Quirk::KeepsTogetherWithoutAsking) && is_kept_source
+            || rules.quirk == Some(Quirk::LeavesWithoutAsking) && !is_kept_source
+        {
             next.overruled.clear();
         }
         let serves = next.may_serve();
@@ -164,9 +203,11 @@ impl World {
         let is_other = |other: Option<bool>| other.is_some_and(|other| other != said);
         self.has_lied |= is_other(agents.decision) || is_other(agents.said);
         agents.said = Some(said);
-        if is_source && is_source_here {
+        if is_kept_source {
             agents.kept = Some(generation);
             self.overruled.push(by);
+        } else {
+            self.have_said(host, by, generation, serves);
         }
         if serves && !is_source_here {
             self.process_mut(host).filling = None;

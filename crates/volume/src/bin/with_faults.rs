@@ -56,6 +56,7 @@ fn die(point: Point) -> Fault {
 
 fn main() -> ExitCode {
     verbatim_keeper::run_role();
+    verbatim_volume::run_role();
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match run(Arguments::parse().command, die) {
         Ok(code) => code,

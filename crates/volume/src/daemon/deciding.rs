@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::MissedTickBehavior;
 use verbatim_mirror::decision::{
-    Answer, Ask, Here, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, deciding, prepare,
+    Answer, Ask, Here, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, deciding, has_left, prepare,
 };
 use verbatim_mirror::trust::may_compare;
 use verbatim_mirror::{Event, Report};
@@ -333,6 +333,20 @@ impl Daemon {
                 };
                 wire::send(&mut stream, &answer).await?;
             }
+            Purpose::HasLeft => {
+                let ask = Ask {
+                    id: hello.id,
+                    session: hello.session,
+                    base: hello.base,
+                };
+                let (daemon, asker) = (self.clone(), caller.to_owned());
+                let asked = async move { daemon.has_left(&hello.name, &ask, &asker).await };
+                let answer = match main.spawn(asked).await.context("it ends")? {
+                    Ok(answer) => ToSource::Answer(answer),
+                    Err(error) => ToSource::Refused(format!("{error:#}")),
+                };
+                wire::send(&mut stream, &answer).await?;
+            }
             Purpose::Promise { by } => {
                 let ask = Ask {
                     id: hello.id,
@@ -547,6 +561,17 @@ impl Daemon {
         // The sidecar has its content now.
         entry.folder.forget(id)?;
         entry.folder.reserve_sidecar()
+    }
+
+    /// Whether the copy here has left for that host.
+    async fn has_left(&self, name: &str, ask: &Ask, asker: &str) -> anyhow::Result<Answer> {
+        let entry = self.entry(name).await?;
+        let state = entry.state.lock().await;
+        state.is_known(&entry)?;
+        match has_left(state.here(None), ask, asker) {
+            Verdict::Say(answer) => Ok(answer),
+            Verdict::WriteThenSay(..) | Verdict::Refuse => bail!("that is not decided here yet"),
+        }
     }
 
     async fn asked(self: &Arc<Self>, name: &str, ask: &Ask, gives_up: bool) -> anyhow::Result<Answer> {

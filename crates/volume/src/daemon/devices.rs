@@ -2,9 +2,10 @@
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use tokio::time::timeout_at;
 use verbatim_mirror::decision::Role;
 
@@ -21,6 +22,10 @@ const BUSY: Duration = Duration::from_secs(3);
 const BUSY_FOR_GOOD: Duration = Duration::from_secs(10);
 
 impl Daemon {
+    fn hands_over(&self) -> bool {
+        self.hands_over.load(Ordering::SeqCst)
+    }
+
     fn places(&self, name: &str) -> Places {
         Places::new(&self.config.runtime_dir, name)
     }
@@ -37,6 +42,7 @@ impl Daemon {
         let (None, Some(volume)) = (&state.device, &state.volume) else {
             return Ok(());
         };
+        ensure!(!self.hands_over(), "this daemon ends: ask the next one");
         let places = self.places(&entry.name);
         // Of one that is lost. Whoever asks for another one has seen that.
         places.clear();
@@ -82,6 +88,8 @@ impl Daemon {
         match tokio::task::block_in_place(|| places.find())? {
             Left::Nothing => {}
             Left::Lost(label) => state.is_lost(entry, label.as_ref()),
+            // It is the next one's. Were it taken up now, this process would end with requests that it has read.
+            Left::Kept(_) if self.hands_over() => {}
             Left::Kept(found) => {
                 let data = state.noted.as_ref().map(|noted| &noted.identity);
                 if let Some(why) = found.label.differs(&state.volume_id(), data) {
@@ -177,6 +185,8 @@ impl Daemon {
 
     /// This process ends, and another one comes: no device takes requests any more, and those that were taken are answered.
     pub(super) async fn hand_over(&self) {
+        // Whoever has a lock now and looks for a device there is waited for; whoever comes later finds none.
+        self.hands_over.store(true, Ordering::SeqCst);
         let mut stopped = Vec::new();
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
         let patience = tokio::time::Instant::now() + BUSY;

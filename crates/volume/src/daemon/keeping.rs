@@ -111,7 +111,6 @@ impl Daemon {
                     volume.event(Event::Release);
                 }
                 self.serve_or_try_again(entry, state);
-                self.ask_on(entry, state);
             }
             Some(Role::Held { .. } | Role::Ready { .. }) => self.serve_or_try_again(entry, state),
             Some(Role::Deciding { .. }) => {
@@ -135,6 +134,7 @@ impl Daemon {
             }
             _ => {}
         }
+        self.ask_on(entry, state);
     }
 
     /// Serves it if its sidecar says so. A failure is logged, and tried again.

@@ -306,6 +306,12 @@ impl Daemon {
                 self.resolve_by_force(&entry, &mut state, keep, force).await?;
                 self.done(&entry, &state)
             }
+            Order::Revive { name, force } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.revive(&entry, &mut state, force)?;
+                self.done(&entry, &state)
+            }
             Order::Follow {
                 name,
                 to,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use verbatim_mirror::decision::{
-    Answer, Ask, Heard, Keep, Role, Sidecar, all_overruled, decided, forced, heard,
+    Answer, Heard, Keep, Overruled, Role, SessionId, Sidecar, all_overruled, decided, forced, heard, revived,
+    serves_by_word,
 };
 use verbatim_mirror::{Event, together};
 
@@ -62,7 +63,7 @@ impl Daemon {
                     tokio::time::sleep(AGAIN).await;
                 }
             } else if let (Some(here), Some(answer)) = (&state.sidecar, said_by(&next))
-                && heard(here, *session, answer) == Heard::Contradiction
+                && heard(here, *session, answer, false) == Heard::Contradiction
             {
                 // An operator was faster than the answer.
                 shout(entry, &mut state, to);
@@ -70,49 +71,79 @@ impl Daemon {
         }
     }
 
-    /// Called when an operator has decided that the copy here stays. The destinations are asked until they
-    /// answer whether they had committed before.
+    /// Called when an operator has decided in the place of other hosts. They are asked until they answer whether that was right.
     pub(super) fn ask_on(self: &Arc<Self>, entry: &Arc<Entry>, state: &State) {
         let Some(before) = &state.sidecar else {
             return;
         };
-        for (ask, to) in all_overruled(before) {
-            let (daemon, entry, before, to) = (self.clone(), entry.clone(), before.clone(), to.to_owned());
-            tokio::spawn(async move { daemon.hear_late(&entry, &before, ask, &to).await });
+        for (_, question) in all_overruled(before) {
+            let (daemon, entry, before, question) =
+                (self.clone(), entry.clone(), before.clone(), question.clone());
+            tokio::spawn(async move { daemon.hear_late(&entry, &before, &question).await });
         }
     }
 
-    async fn hear_late(self: &Arc<Self>, entry: &Arc<Entry>, before: &Sidecar, ask: Ask, to: &str) {
+    /// Asks once; also whether a host that knows nothing would take an offer of the copy here.
+    async fn answered(
+        &self,
+        entry: &Entry,
+        here: &Sidecar,
+        question: &Overruled,
+    ) -> anyhow::Result<(Answer, bool)> {
         let asking = Sidecar {
-            generation: ask.base,
-            ..before.clone()
+            generation: question.base,
+            ..here.clone()
         };
+        // This question makes a destination commit nothing.
+        let purpose = match question.was_destination {
+            true => Purpose::HasLeft,
+            false => Purpose::Decide { gives_up: true },
+        };
+        let call = self.call(entry, &asking, question.session, &question.to, purpose, None)?;
+        let answer = call.ask().await?;
+        if answer != Answer::NotKnown || question.was_destination || !here.may_serve() {
+            return Ok((answer, false));
+        }
+        let offer = Purpose::Fill {
+            length: here.length,
+            from: self.config.name.clone(),
+            attached: false,
+            rdma: None,
+            link: 0,
+        };
+        let session = SessionId(rand::random());
+        let offering = self.call(entry, here, session, &question.to, offer, None)?;
+        let takes = offering.ask_for_room(0).await?.is_ok();
+        // Once more: what it had promised may have been decided between the two.
+        Ok((call.ask().await?, takes))
+    }
+
+    async fn hear_late(self: &Arc<Self>, entry: &Arc<Entry>, before: &Sidecar, question: &Overruled) {
+        let to = question.to.as_str();
         let mut pause = AGAIN;
         loop {
-            // This question makes the destination commit nothing.
-            let purpose = Purpose::Decide { gives_up: true };
-            let answer = match self.call(entry, &asking, ask.session, to, purpose, None) {
-                Ok(call) => call.ask().await,
-                Err(error) => Err(error),
-            };
+            let answer = self.answered(entry, before, question).await;
             let mut state = entry.state.lock().await;
             let Some(here) = state.sidecar.clone() else {
                 // The copy is unknown: asking resumes when it is known.
                 return;
             };
-            if all_overruled(&here).all(|(other, _)| other.session != ask.session) {
+            if here
+                .overruled
+                .iter()
+                .all(|other| other.session != question.session)
+            {
                 return;
             }
-            match answer.map(|answer| heard(&here, ask.session, answer)) {
+            match answer.map(|(answer, takes)| heard(&here, question.session, answer, takes)) {
                 Ok(Heard::Contradiction) => return shout(entry, &mut state, to),
                 Ok(Heard::Confirmed(next)) => {
                     if self.write(entry, &mut state, next).is_ok() {
-                        tracing::info!("{}: {to} has not committed, and never will", entry.name);
+                        tracing::info!("{}: {to} confirms what an operator has said", entry.name);
                         return;
                     }
                 }
-                Ok(Heard::Nothing) => return,
-                Err(_) => {}
+                Ok(Heard::Nothing) | Err(_) => {}
             }
             drop(state);
             tokio::time::sleep(pause).await;
@@ -169,6 +200,37 @@ impl Daemon {
         Ok(())
     }
 
+    /// Serves a copy again that has moved away, by an operator's word that all later ones are lost.
+    pub(super) fn revive(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        is_forced: bool,
+    ) -> anyhow::Result<()> {
+        let name = &entry.name;
+        let sidecar = known(entry, state)?.clone();
+        let next = revived(&sidecar, SessionId(rand::random())).with_context(|| {
+            format!(
+                "the copy of {name} here is none that was complete and has moved away; `verbatim volume status {name}` says what it is"
+            )
+        })?;
+        ensure!(
+            is_forced,
+            "{name} has moved to {to}, and the copy here is as it was then: what was written since is lacking. Only if {to}, and each host that had it \
+             after that, has lost it for good, `--force` serves the one here (`verbatim volume revive --help`)",
+            to = other(&sidecar.role)
+        );
+        tracing::warn!(
+            "{name}: an operator has the copy here served again, which had moved to {}",
+            other(&sidecar.role)
+        );
+        self.write(entry, state, next)?;
+        state.alarm = None;
+        self.serve_or_try_again(entry, state);
+        self.ask_on(entry, state);
+        Ok(())
+    }
+
     async fn become_decided(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -218,19 +280,37 @@ fn said_by(next: &Sidecar) -> Option<Answer> {
 pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
     let mut asked = state.sidecar.iter().flat_map(all_overruled);
     ensure!(
-        state.alarm.is_some() || asked.all(|(_, asked)| asked != to),
+        state.alarm.is_some() || asked.all(|(_, asked)| asked.to != to || asked.was_destination),
         "an operator has decided in the place of {to}, which has not said yet that this was right; it is asked until it does"
     );
     Ok(())
 }
 
-/// Reports that two copies serve, or have served, by an operator's decision.
+/// Reports that two copies serve, or have served, or that none does, by an operator's decision.
 fn shout(entry: &Entry, state: &mut State, to: &str) {
-    let why = format!(
-        "{to} says that {0} has moved there, and an operator has said that the copy here stays: there are two. Let \
-         clients use one of them only, and have the other detached and deleted (`verbatim volume detach {0}`, `verbatim volume delete {0}`)",
-        entry.name
-    );
+    let Some(here) = &state.sidecar else {
+        return;
+    };
+    let name = &entry.name;
+    let was_destination = here.overruled.iter().any(|it| it.to == to && it.was_destination);
+    let why = match (serves_by_word(here), was_destination) {
+        (true, false) => format!(
+            "{to} says that {name} has moved there, and an operator has said that the copy here stays: there are two. Let \
+             clients use one of them only, and have the other detached and deleted (`verbatim volume detach {name}`, `verbatim volume delete {name}`)"
+        ),
+        (true, true) => format!(
+            "{to} says that {name} has not moved here, and an operator has said that it has: there are two, here and at {to}, or where it went from there. Let \
+             clients use one of them only, and have the other detached and deleted (`verbatim volume detach {name}`, `verbatim volume delete {name}`)"
+        ),
+        (false, false) => format!(
+            "{to} says that {name} has not moved there, and an operator has said that it has: no copy serves. \
+             The one here has all that was acknowledged: `verbatim volume revive {name} --force` here serves it again"
+        ),
+        (false, true) => format!(
+            "{to} says that {name} has moved here, and an operator has said that it has not: no copy serves. The one at {to} has all that was \
+             acknowledged until then: `verbatim volume revive {name} --force` there serves it again"
+        ),
+    };
     tracing::error!("volume {}: {why}", entry.name);
     state.alarm = Some(why);
 }

@@ -396,7 +396,7 @@ impl Daemon {
         let was_held = matches!(&state.sidecar, Some(here) if matches!(here.role, Role::Held { .. }));
         // An operator's word may be wrong: nobody is served by it before it is durable. A session's decision is durable.
         let here = state.sidecar.as_ref();
-        let is_word = here.is_some_and(|here| next.overruled.len() > here.overruled.len());
+        let is_word = here.is_some_and(|here| !next.overruled.is_empty() && next.overruled != here.overruled);
         let tell = |state: &State| {
             if was_held && let Some(volume) = &state.volume {
                 volume.event(if may_serve { Event::Release } else { Event::Moved });

@@ -26,6 +26,7 @@ use verbatim_mirror::{Extent, Failure};
 
 use super::fuse::{MAX_BYTES, MAX_HEADER};
 use super::protocol::{self, Op, parse};
+use crate::faults::Point;
 use crate::volume::{Volume, Wanted};
 
 /// How many there were of each kind.
@@ -260,7 +261,10 @@ impl Front {
         let is_again = request.is_again();
         let length = self.length();
         match request.op {
-            Op::Attributes => to.say(Ok(&protocol::attributes(length))),
+            Op::Attributes => {
+                (self.volume.hook())(Point::Attributes);
+                to.say(Ok(&protocol::attributes(length)));
+            }
             Op::Open => to.say(Ok(&protocol::opened())),
             Op::FileSystem => to.say(Ok(&protocol::file_system())),
             Op::Nothing => to.say(Ok(&[])),

@@ -1,10 +1,7 @@
 //! A FUSE connection with a file system of one file: its root is the file.
 
-use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,23 +75,9 @@ impl Connection {
         }
         Ok(())
     }
-
-    /// The file, for direct I/O. The kernel asks for it: somebody has to answer by now.
-    pub fn file(&self, is_read_only: bool) -> io::Result<File> {
-        OpenOptions::new()
-            .read(true)
-            .write(!is_read_only)
-            .custom_flags(libc::O_DIRECT)
-            .open(Path::new("/proc/self/fd").join(self.mount.as_raw_fd().to_string()))
-    }
-
-    /// As [`length`].
-    pub fn length(&self) -> io::Result<u64> {
-        length(self.mount.as_fd())
-    }
 }
 
-/// Has the kernel ask how long the file is; the answer.
+/// Has the kernel ask how long the file is; the answer. Only for a process that does not answer it.
 pub fn length(mount: BorrowedFd<'_>) -> io::Result<u64> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     Ok(rustix::fs::statx(mount, c"", flags, StatxFlags::SIZE)?.stx_size)

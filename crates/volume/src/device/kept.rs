@@ -20,7 +20,7 @@ use verbatim_keeper::Keeper;
 use crate::store::identity::{Identity, Match};
 
 /// This very program, also where another one has its path meanwhile.
-const OWN_PROGRAM: &str = "/proc/self/exe";
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// A keeper that cannot be started is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);

@@ -10,8 +10,10 @@
 //! whoever uses it gets errors.
 //!
 //! - `fuse`: the connection and the mount. `protocol`: the kernel's words. `front`: the server.
+//! - `asking`: calls that wait for the front, in a process of their own.
 //! - `users`: what is on a device. `sys`: system calls.
 
+mod asking;
 mod front;
 mod fuse;
 mod kept;
@@ -19,10 +21,9 @@ pub mod protocol;
 mod sys;
 mod users;
 
-use std::fs::{File, OpenOptions};
-use std::io;
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -34,14 +35,9 @@ use front::Front;
 use fuse::Connection;
 use kept::{Fds, Keeping};
 
+pub use asking::run_role;
 pub use kept::{Found, Label, Left, Places};
 pub use sys::be_io_flusher;
-
-/// Loop devices that others take while we look for a free one.
-const TRIES: u32 = 64;
-
-/// So often the kernel is asked for a length that has changed: it does not take an answer that it has asked for while a write was under way.
-const ASKED: u32 = 1000;
 
 /// What a device is to be.
 pub struct Wanted<'a> {
@@ -73,13 +69,7 @@ impl Device {
         front
             .start(connection.channels().context(by_fuse)?)
             .context(by_fuse)?;
-        let file = connection.file(is_read_only).context(by_fuse)?;
-        // The kernel has asked nobody yet how long it is.
-        ensure!(
-            connection.length()? == length,
-            "the file does not have the volume's length"
-        );
-        let (path, device) = on(&file, is_read_only).context("cannot make a loop device")?;
+        let (path, device) = asking::make(connection.mount.as_fd(), is_read_only, length).context(by_fuse)?;
         let label = Label {
             path,
             resends: connection.resends,
@@ -146,18 +136,20 @@ impl Device {
 
     /// Tells the kernel of the length that the front has.
     fn growing(&self) -> impl FnOnce() -> anyhow::Result<()> + Send + use<> {
-        let (fds, front) = (self.fds.clone(), self.front.clone());
+        let (fds, front, path) = (self.fds.clone(), self.front.clone(), self.label.path.clone());
         move || {
             let device = File::from(fds.device.try_clone()?);
-            for _ in 0..ASKED {
+            loop {
                 let length = front.length();
                 if rustix::fs::seek(&device, SeekFrom::End(0))? == length {
                     return Ok(());
                 }
-                fuse::length(fds.mount.as_fd())?;
-                sys::follow_the_file(&device).context("the loop device does not follow")?;
+                let grown = asking::grow(fds.mount.as_fd(), &path, length);
+                // It may be another one by now.
+                if front.length() == length {
+                    return grown;
+                }
             }
-            anyhow::bail!("the kernel keeps to the length that it knows")
         }
     }
 
@@ -214,28 +206,4 @@ pub fn has_sectors(length: u64) -> anyhow::Result<()> {
         "a block device has whole sectors of 512 bytes, and the volume has {length} bytes: resize it"
     );
     Ok(())
-}
-
-/// A loop device on that file, and its path.
-fn on(file: &File, is_read_only: bool) -> io::Result<(PathBuf, File)> {
-    let control = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/loop-control")?;
-    for _ in 0..TRIES {
-        let number = sys::free_loop_device(&control)?;
-        let path = PathBuf::from(format!("/dev/loop{number}"));
-        // Where no devtmpfs is mounted, nobody makes nodes of new devices.
-        if !path.exists() {
-            sys::make_node(&path, number)?;
-        }
-        let open = OpenOptions::new().read(true).write(!is_read_only).open(&path)?;
-        match sys::configure_loop_device(&open, file, is_read_only) {
-            Ok(()) => return Ok((path, open)),
-            // Somebody else was quicker.
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::ErrorKind::ResourceBusy.into())
 }

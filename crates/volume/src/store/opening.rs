@@ -182,7 +182,7 @@ impl Store {
             // What an earlier process has written may have failed since: then this is the one that hears of it.
             let flushed = match expected.first {
                 First::Nothing => store.flush(),
-                First::FlushAndDrop => store.flush_and_compare(expected.length, path),
+                First::FlushAndCompare => store.flush_and_compare(expected.length, path),
             };
             if let Err(error) = flushed {
                 tracing::error!("{}: {error}", path.display());
