@@ -48,8 +48,8 @@ struct Shared {
     stamp: Mutex<Stamp>,
 }
 
-/// Limit for the other kernel to take a connection. A host without power answers nothing, and Linux asks it again after 1, 3, 7 and 15 s: one that is back
-/// meanwhile hears of a caller sooner by a new connection.
+/// Limit for the other kernel to take a connection. A host without power answers nothing, and Linux asks it again after 1, 3, 7 and 15 s:
+/// one that is back meanwhile hears of a caller sooner by a new connection.
 const CONNECT: Duration = Duration::from_secs(3);
 
 /// An idle connection is looked after that often, and ends when the other kernel has not answered so many times. One that was started again

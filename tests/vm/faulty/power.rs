@@ -188,8 +188,8 @@ impl Power {
         Ok(power)
     }
 
-    /// Boots the machine from its disk. Nothing is written there, or flushed, but what somebody asks for. A file system flushes by itself every five seconds, and
-    /// when it prepares its inode tables, some seconds after it was mounted: that would make durable what was not to be.
+    /// Boots the machine from its disk. Nothing is written there, or flushed, but what somebody asks for. A file system flushes by itself every
+    /// five seconds, and when it prepares its inode tables, some seconds after it was mounted: that would make durable what was not to be.
     fn boot(&mut self, before: &str) -> anyhow::Result<()> {
         let socket = self.folder.path().join("disk.sock");
         let _ = std::fs::remove_file(&socket);
