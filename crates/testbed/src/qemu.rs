@@ -120,9 +120,10 @@ impl Machine<'_> {
     /// `tsc_khz`: of an emulated processor, the rate of its time stamp counter.
     fn kernel_line(&self, tsc_khz: Option<u64>) -> String {
         let rate = tsc_khz.map_or_else(String::new, |khz| format!("tsc_early_khz={khz} "));
-        // panic=-1 with -no-reboot: a machine whose kernel panics ends.
+        // panic=-1 with -no-reboot: a machine whose kernel panics ends. no_timer_check: at its start Linux counts the timer's interrupts for a
+        // moment, and panics ("IO-APIC + timer doesn't work") where a busy machine has not let QEMU deliver some.
         format!(
-            "console=ttyS0 quiet panic=-1 tsc=reliable {rate}mitigations=off {MODULES_PARAMETER}{} {NAME_PARAMETER}{} {}",
+            "console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable {rate}mitigations=off {MODULES_PARAMETER}{} {NAME_PARAMETER}{} {}",
             self.image.modules.display(),
             self.name,
             self.parameters

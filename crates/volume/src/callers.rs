@@ -72,6 +72,30 @@ impl Saying {
     }
 }
 
+/// Messages about one thing that are said each: another one than before at once, the same one again a minute later if it still holds, and
+/// never more than [`Self::MOST`] a minute.
+#[derive(Debug, Default)]
+pub struct Repeated(Vec<(String, Instant)>);
+
+impl Repeated {
+    /// Different ones in a minute: reasons that take turns may be many.
+    const MOST: usize = 8;
+
+    /// Whether that message is to be logged now.
+    pub fn is_due(&mut self, what: &str) -> bool {
+        self.is_due_at(Instant::now(), what)
+    }
+
+    fn is_due_at(&mut self, now: Instant, what: &str) -> bool {
+        self.0.retain(|(_, at)| now.saturating_duration_since(*at) < SAID);
+        if self.0.len() >= Self::MOST || self.0.iter().any(|(said, _)| said == what) {
+            return false;
+        }
+        self.0.push((what.to_owned(), now));
+        true
+    }
+}
+
 /// Accepts the next connection. After an error (the caller has left, the process has too many open files) it
 /// tries again.
 pub async fn accepted<S, A, F>(accept: impl Fn() -> F) -> (S, A)
@@ -283,6 +307,21 @@ mod tests {
         assert!(few.take(8, "another").is_none());
         drop(held);
         assert!(few.take(8, "another").is_some());
+    }
+
+    #[test]
+    fn a_message_is_repeated_once_a_minute_and_many_are_few() {
+        let mut repeated = Repeated::default();
+        let began = Instant::now();
+        let second = |number| began + Duration::from_secs(number);
+        let asked_for_two_minutes = (0..120).flat_map(|at| [(at, "a"), (at, "b")]);
+        let said: Vec<_> = asked_for_two_minutes
+            .filter(|(at, what)| repeated.is_due_at(second(*at), what))
+            .collect();
+        assert_eq!(said, [(0, "a"), (0, "b"), (60, "a"), (60, "b")]);
+        let many = (0..1000).filter(|number: &u32| repeated.is_due_at(second(200), &number.to_string()));
+        assert_eq!(many.count(), Repeated::MOST);
+        assert!(repeated.is_due_at(second(260), "a"));
     }
 
     #[test]

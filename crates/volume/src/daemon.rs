@@ -25,7 +25,7 @@ use anyhow::Context;
 use tokio::sync::Mutex;
 use verbatim_mirror::decision::{AgentSession, Role, SessionId, Sidecar};
 
-use crate::callers::{CLIENTS, ORDERS_OF_ONE, Places};
+use crate::callers::{CLIENTS, ORDERS_OF_ONE, Places, Repeated};
 use crate::control::{Row, VhostUser};
 use crate::device::Device;
 use crate::disk::Disks;
@@ -102,6 +102,8 @@ struct State {
     written: u64,
     /// Why it is not known what the copy is; then there is no sidecar here.
     unknown: Option<String>,
+    /// Failures of its folder that were logged: other hosts ask again several times a second.
+    failures: Repeated,
     /// It is not known because this one comes from a backup, and how often the data have seen it written.
     restored: Option<(Sidecar, u64)>,
     /// Why it is not served, though its sidecar says that it is.

@@ -7,8 +7,10 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use rustix::net::sockopt;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
@@ -44,6 +46,23 @@ struct Shared {
     folder: PathBuf,
     known: RwLock<Arc<Known>>,
     stamp: Mutex<Stamp>,
+}
+
+/// Limit for the other kernel to take a connection. A host without power answers nothing, and Linux asks it again after 1, 3, 7 and 15 s:
+/// one that is back meanwhile hears of a caller sooner by a new connection.
+const CONNECT: Duration = Duration::from_secs(3);
+
+/// An idle connection is looked after that often, and ends when the other kernel has not answered so many times. One that was started again
+/// answers the first time that it knows of no such connection.
+const LOOK: Duration = Duration::from_secs(2);
+const LOOKS: u32 = 30;
+
+/// Has the kernel find out that the other host has lost its power: it says nothing when that happens.
+fn look_after(stream: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, LOOK)?;
+    sockopt::set_tcp_keepintvl(stream, LOOK)?;
+    sockopt::set_tcp_keepcnt(stream, LOOKS)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 fn stamp(folder: &Path) -> Stamp {
@@ -159,8 +178,12 @@ impl Hosts {
 
     /// Calls that host, which proves that it is the one.
     pub async fn connect(&self, host: &str, port: u16) -> anyhow::Result<client::TlsStream<TcpStream>> {
-        let stream = TcpStream::connect((self.address(host)?, port)).await?;
+        let connecting = TcpStream::connect((self.address(host)?, port));
+        let connected = tokio::time::timeout(CONNECT, connecting).await;
+        let stream =
+            connected.with_context(|| format!("it takes no connection within {} s", CONNECT.as_secs()))??;
         stream.set_nodelay(true)?;
+        look_after(&stream)?;
         let name = ServerName::try_from(host.to_owned())?;
         Ok(self.known().connector.connect(name, stream).await?)
     }
@@ -168,6 +191,7 @@ impl Hosts {
     /// Takes a call of a host of the same authority.
     pub async fn accept(&self, stream: TcpStream) -> std::io::Result<server::TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
+        look_after(&stream)?;
         self.acceptor().accept(stream).await
     }
 

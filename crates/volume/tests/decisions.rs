@@ -5,6 +5,7 @@ mod support;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -414,6 +415,37 @@ fn a_commit_needs_no_room() {
         (lab.role(0, "late"), lab.role(1, "late")),
         ("serving".into(), "none".into())
     );
+    lab.kill(1);
+}
+
+#[test]
+fn a_commit_that_cannot_be_written_down_is_said_once_and_made_when_it_can() {
+    let mut lab = Lab::without_daemons();
+    let Some(small) = Small::mount(lab.path(1, "state"), "2m") else {
+        return;
+    };
+    lab.start(0, None);
+    lab.start(1, None);
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &noise(2, 4 * MIB));
+    lab.order(1, &["place", "db", "--data", &text(&lab.path(1, "db.img"))]);
+    let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
+    let mut moving = lab.command(0, &args).spawn().expect("it runs");
+    until("it comes", || lab.role(1, "db") == "incoming");
+    std::fs::remove_file(lab.path(1, "state/db/sidecar.spare")).expect("it was there");
+    small.fill(0);
+    let said = |host: usize| lab.log(host).matches("sidecar.spare aside").count();
+    until("the source waits", || said(0) > 0);
+    // Meanwhile it asks, again and again.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!((said(0), said(1)), (1, 1), "{}", lab.logs());
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("deciding".into(), "incoming".into())
+    );
+    small.clear();
+    assert!(moving.wait().expect("it ends").success(), "{}", lab.logs());
+    assert!(read(&lab, 1, "db", 0, 4 * MIB) == noise(2, 4 * MIB), "it differs");
     lab.kill(1);
 }
 

@@ -1,9 +1,10 @@
 //! Two hosts on loopback addresses of one machine, each with a daemon.
 
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -23,6 +24,7 @@ pub const VOLUME: &str = "db";
 
 /// Daemons end with it.
 pub struct Hosts {
+    began: Instant,
     folder: tempfile::TempDir,
     program: PathBuf,
     states: [PathBuf; 2],
@@ -69,6 +71,7 @@ impl Hosts {
             std::fs::create_dir_all(folder.path().join(name).join("run"))?;
         }
         Ok(Self {
+            began: Instant::now(),
             folder,
             program,
             states,
@@ -231,6 +234,27 @@ impl Hosts {
     /// Where a copy without a place of its own has its data.
     pub fn data(&self, host: usize) -> anyhow::Result<Vec<u8>> {
         Ok(std::fs::read(self.states[host].join(VOLUME).join("data"))?)
+    }
+
+    /// No daemon has logged a warning or an error twice within a minute.
+    pub fn expect_no_repetition(&self) -> anyhow::Result<()> {
+        let minutes = self.began.elapsed().as_secs() as usize / 60 + 1;
+        let logs = self.logs();
+        // Without the time.
+        let lines = logs
+            .lines()
+            .filter_map(|line| Some(line.split_once('Z')?.1.trim()));
+        let mut said = BTreeMap::new();
+        for line in lines.filter(|line| line.starts_with("WARN ") || line.starts_with("ERROR ")) {
+            *said.entry(line).or_insert(0_usize) += 1;
+        }
+        let most = said.values().max().copied().unwrap_or_default();
+        ensure!(most > 0, "nothing was said: {logs}");
+        ensure!(
+            most <= 2 * minutes,
+            "something was said {most} times in {minutes} minutes: {logs}"
+        );
+        Ok(())
     }
 
     /// The words of the daemons, for the message of a case that fails.

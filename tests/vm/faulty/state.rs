@@ -1,6 +1,7 @@
 //! The disk with a host's state folder fails in the middle of a move, and the disks with the data do not: no decision is lost, and none is made twice.
 
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use verbatim_e2e::eventually;
@@ -17,6 +18,9 @@ pub const ALL: &[Case] = &[
 ];
 
 const FOLDER: u64 = 24 << 20;
+
+/// So long it is looked whether a failure is said again.
+const MEANWHILE: Duration = Duration::from_secs(5);
 
 fn folder_fails(host: usize) -> anyhow::Result<()> {
     let ground = Ground::new()?;
@@ -55,7 +59,11 @@ fn folder_fails(host: usize) -> anyhow::Result<()> {
     })
     .with_context(|| hosts.logs())?;
     ensure!(hosts.role(1)? != "serving", "{}", hosts.logs());
-    if !in_doubt {
+    if in_doubt {
+        // It asks, again and again.
+        std::thread::sleep(MEANWHILE);
+        hosts.expect_no_repetition()?;
+    } else {
         ensure!(
             !moving.wait()?.success(),
             "it has moved, and nobody could write that down"

@@ -42,6 +42,13 @@ impl State {
         }
     }
 
+    /// Logs a failure of its folder, once a minute as long as it is the same.
+    fn say_failure(&mut self, what: String) {
+        if self.failures.is_due(&what) {
+            tracing::error!("{what} (this is said once a minute)");
+        }
+    }
+
     /// The tombstone of a deleted copy of that volume here. There may be another volume of that name now.
     pub(super) fn gone(&self, entry: &Entry, id: VolumeId) -> anyhow::Result<Option<Tombstone>> {
         self.is_known(entry)?;
@@ -78,13 +85,11 @@ impl Daemon {
     /// The copy becomes unknown. Its clients stay connected: only a copy that serves has any.
     pub(super) fn lose(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, why: &str) {
         state.sidecar = None;
-        if state.unknown.as_deref() != Some(why) {
-            tracing::error!(
-                "it is not known what the copy of {} here is: {why}; it is tried again",
-                entry.name
-            );
-            state.unknown = Some(why.to_owned());
-        }
+        state.say_failure(format!(
+            "it is not known what the copy of {} here is: {why}; it is tried again",
+            entry.name
+        ));
+        state.unknown = Some(why.to_owned());
         self.try_again(entry, state);
     }
 
@@ -92,7 +97,10 @@ impl Daemon {
     fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         state.restored = None;
         if state.unknown.take().is_some() {
-            tracing::info!("it is known again what the copy of {} here is", entry.name);
+            let known = format!("it is known again what the copy of {} here is", entry.name);
+            if state.failures.is_due(&known) {
+                tracing::info!("{known}");
+            }
         }
         if state.lent.is_none()
             && let Err(error) = self.lend_again(entry, state)
@@ -218,7 +226,7 @@ impl Daemon {
                 if failed.is_unsure {
                     self.lose(entry, state, &format!("{:#}", failed.why));
                 } else {
-                    tracing::error!("volume {}: {:#}", entry.name, failed.why);
+                    state.say_failure(format!("volume {}: {:#}", entry.name, failed.why));
                 }
                 Err(failed.why)
             }

@@ -12,6 +12,7 @@ use verbatim_mirror::{Event, together};
 
 use super::orders::known;
 use super::{AGAIN, Daemon, Entry, State, waits_for};
+use crate::callers::Repeated;
 use crate::faults::Point;
 use crate::wire::Purpose;
 
@@ -22,7 +23,7 @@ impl Daemon {
     /// Asks the destination until it says which of the two copies it is, or an operator does. What the copy here is then.
     pub(super) async fn resolve(self: &Arc<Self>, entry: &Arc<Entry>) -> Option<Sidecar> {
         let hook = self.config.hook;
-        let mut said = String::new();
+        let mut said = Repeated::default();
         loop {
             let sidecar = entry.state.lock().await.sidecar.clone()?;
             let Role::Deciding { session, to } = &sidecar.role else {
@@ -44,11 +45,9 @@ impl Daemon {
             let next = match next {
                 Ok(next) => next,
                 Err(error) => {
-                    // Once, as long as it is the same.
-                    let why = format!("{error:#}");
-                    if why != said {
-                        tracing::warn!("{} waits for {to}: {why}", entry.name);
-                        said = why;
+                    let waits = format!("{} waits for {to}: {error:#}", entry.name);
+                    if said.is_due(&waits) {
+                        tracing::warn!("{waits} (this is said once a minute)");
                     }
                     tokio::time::sleep(AGAIN).await;
                     continue;

@@ -1,9 +1,11 @@
 //! A client of a volume that goes where the volume goes: what a daemon did not carry out is asked of the one that serves now.
 
 use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::disk::Backend;
@@ -17,6 +19,8 @@ const ZERO_BYTES: u64 = 1 << 30;
 pub struct Follower {
     sockets: [PathBuf; 2],
     idle: Mutex<Vec<Client>>,
+    /// All that are open.
+    open: Mutex<Vec<Weak<UnixStream>>>,
     is_gone: AtomicBool,
     /// Requests that were answered.
     pub done: AtomicU64,
@@ -30,6 +34,7 @@ impl Follower {
         Self {
             sockets,
             idle: Mutex::default(),
+            open: Mutex::default(),
             is_gone: AtomicBool::new(false),
             done: AtomicU64::new(0),
             connections: AtomicU64::new(0),
@@ -37,9 +42,14 @@ impl Follower {
         }
     }
 
-    /// The device goes away: every request fails from now on.
+    /// The device goes away: every request fails from now on, those among them that a daemon holds while it decides.
     pub fn go(&self) {
         self.is_gone.store(true, Ordering::SeqCst);
+        let open = self.open.lock().expect("no panic");
+        for connection in open.iter().filter_map(Weak::upgrade) {
+            // The daemon may have closed it.
+            let _ = connection.shutdown(Shutdown::Both);
+        }
     }
 
     /// Errors that the volume has answered, which a file system would have got.
@@ -62,7 +72,15 @@ impl Follower {
             }
             if let Some(client) = self.sockets.iter().find_map(|path| Client::connect(path).ok()) {
                 self.connections.fetch_add(1, Ordering::Relaxed);
-                return Ok(client);
+                let mut open = self.open.lock().expect("no panic");
+                open.retain(|connection| connection.strong_count() > 0);
+                open.push(client.connection());
+                drop(open);
+                match self.is_gone.load(Ordering::SeqCst) {
+                    // It went in between.
+                    true => continue,
+                    false => return Ok(client),
+                }
             }
             if Instant::now() > end {
                 return Err(self.trouble("nobody serves the volume".into()));

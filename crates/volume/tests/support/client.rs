@@ -3,13 +3,14 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// So long a daemon may be silent to a client.
 const SILENCE: Duration = Duration::from_secs(30);
 
 pub struct Client {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     pub size: u64,
     pub flags: u16,
     cookie: u64,
@@ -30,11 +31,16 @@ impl Client {
         let mut export = [0; 10];
         stream.read_exact(&mut export)?;
         Ok(Self {
-            stream,
+            stream: Arc::new(stream),
             size: u64::from_be_bytes(export[..8].try_into().expect("eight bytes")),
             flags: u16::from_be_bytes([export[8], export[9]]),
             cookie: 0,
         })
+    }
+
+    /// Its connection, as long as it is open, for somebody who cuts it.
+    pub fn connection(&self) -> Weak<UnixStream> {
+        Arc::downgrade(&self.stream)
     }
 
     /// Its disk may take long.
@@ -51,9 +57,9 @@ impl Client {
         request.extend(offset.to_be_bytes());
         request.extend(length.to_be_bytes());
         request.extend(data);
-        self.stream.write_all(&request)?;
+        (&*self.stream).write_all(&request)?;
         let mut reply = [0; 16];
-        self.stream.read_exact(&mut reply)?;
+        (&*self.stream).read_exact(&mut reply)?;
         assert_eq!(
             reply[8..],
             self.cookie.to_be_bytes(),
@@ -67,7 +73,7 @@ impl Client {
 
     pub fn read(&mut self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.request(0, 0, offset, data.len() as u32, &[])?;
-        self.stream.read_exact(data)
+        (&*self.stream).read_exact(data)
     }
 
     pub fn write(&mut self, offset: u64, data: &[u8], is_durable: bool) -> io::Result<()> {

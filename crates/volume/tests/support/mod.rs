@@ -9,6 +9,8 @@ pub mod frozen;
 #[allow(unsafe_code, reason = "pages are locked")]
 pub mod pinned;
 pub mod rnic;
+#[allow(unsafe_code, reason = "an option of a socket that no library has")]
+pub mod silence;
 pub mod small;
 pub mod tenant;
 pub mod tls;
