@@ -1,5 +1,6 @@
-//! `verbatim volume`, whose daemon ends itself where `VERBATIM_VOLUME_DIE_AT` says: the name of a point. With `VERBATIM_VOLUME_DAMAGE=N` the
-//! Nth chunk that it reads by RDMA is damaged. With `VERBATIM_VOLUME_NO_RESEND` set the kernel is taken for one that does not send requests again.
+//! `verbatim volume` with faults for tests. `VERBATIM_VOLUME_DIE_AT` names the point at which the daemon
+//! kills itself. With `VERBATIM_VOLUME_DAMAGE=N`, the Nth chunk that it reads by RDMA is damaged. With
+//! `VERBATIM_VOLUME_NO_RESEND`, the kernel counts as one that does not resend requests.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};

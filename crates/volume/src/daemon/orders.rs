@@ -1,4 +1,4 @@
-//! What commands want.
+//! Orders of commands.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::store::Making;
 use crate::volume::{Volume, Wanted};
 use crate::words;
 
-/// So long a detach waits for what is under way.
+/// Limit for a detach to wait for requests in flight.
 const CLOSE: Duration = Duration::from_secs(30);
 
 /// Limit for a volume that grows to become idle, and the pause between two looks.
@@ -30,7 +30,7 @@ const IDLE: Duration = Duration::from_millis(1);
 const MAX_LENGTH: u64 = 1 << 62;
 
 impl Daemon {
-    /// Does it.
+    /// Carries out one order.
     pub async fn carry_out(self: &Arc<Self>, order: Order) -> anyhow::Result<Outcome> {
         match order {
             Order::List => Ok(Outcome::Volumes(self.rows().await)),
@@ -129,7 +129,8 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 if holder.is_some() && holder != state.holder {
-                    // It has none of it (any more): this daemon is not the one that lent it, or has not gone on with it.
+                    // The instance no longer has any part of it: this daemon did not lend it, or did not take
+                    // it over.
                     self.end_waiting_device(&entry, &mut state, holder.as_deref());
                     return self.done(&entry, &state);
                 }
@@ -184,7 +185,7 @@ impl Daemon {
                     return Ok(Outcome::Volumes(Vec::new()));
                 }
                 if state.unknown.is_none() && state.sidecar.is_none() {
-                    // Tombstones of a volume that is deleted already.
+                    // Tombstones may be left of a volume that is already deleted.
                     let left = entry.folder.left()?;
                     if !left.is_empty() {
                         left.into_iter().try_for_each(|id| entry.folder.forget(id))?;
@@ -215,7 +216,7 @@ impl Daemon {
                             "{name} is being filled from {from}; `verbatim volume cancel {name}` there ends that"
                         )
                     }
-                    // The rest of an attempt: nobody may serve it, and nobody fills it.
+                    // The rest of an attempt: it may not be served, and no host fills it.
                     Role::Incoming { .. } | Role::Moved { .. } | Role::Incomplete => {}
                 }
                 if state
@@ -237,7 +238,7 @@ impl Daemon {
                 if state.settings.data.is_none()
                     && matches!(sidecar.role, Role::Incoming { .. } | Role::Incomplete)
                 {
-                    // The data are of no use, and may take all the room.
+                    // The data are useless, and may take all the room.
                     let path = entry.folder.data(&state.settings);
                     tokio::task::block_in_place(|| empty(&path, sidecar.length))
                         .with_context(|| format!("{} cannot be emptied", path.display()))?;
@@ -256,14 +257,14 @@ impl Daemon {
             } => {
                 let entry = self.entry(&name).await?;
                 {
-                    // A file system on it would lose its disk at the end of the move.
+                    // A file system on the device would lose its disk at the end of the move.
                     let mut state = entry.state.lock().await;
                     self.is_free(&entry, &state)?;
                     is_nobodys(&entry, &state)?;
                     self.may_move(&entry, &state, rescue)?;
                     self.end_device(&entry, &mut state, "");
                 }
-                // It goes on if the command is ended.
+                // The move goes on if the command is ended.
                 let daemon = self.clone();
                 let moving = tokio::spawn(async move {
                     daemon
@@ -384,7 +385,7 @@ impl Daemon {
         let path = entry.folder.data(&state.settings);
         let was_there = path.symlink_metadata().is_ok();
         let made = self.make_data(entry, state, length, making, preallocate);
-        // The last: without it there is no volume.
+        // The sidecar comes last: without it there is no volume.
         let made = made.and_then(|_| self.write(entry, state, sidecar));
         if let Err(error) = made {
             if state.unknown.is_none() {
@@ -455,12 +456,12 @@ impl Daemon {
         *entry.served.lock().expect("no panic under this lock") = None;
         if let Some(listener) = state.listener.take() {
             listener.abort();
-            // It may be gone, if somebody else has removed it.
+            // The file may be gone, if another program has removed it.
             let _ = std::fs::remove_file(self.config.nbd_socket(&entry.name));
         }
         state.vhost_user = None;
         self.end_lent(entry, state);
-        // What the kernel still keeps of it is written now.
+        // The kernel now writes the data that it still has for the device.
         self.end_device(entry, state, "");
         state.holder = None;
         if let Some(volume) = state.volume.take()
@@ -510,7 +511,7 @@ pub(super) fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a S
 async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
     let (sender, flushed) = oneshot::channel();
     let reply = Box::new(move |result: Result<Vec<u8>, Failure>| {
-        // Who waited for it may have gone.
+        // The receiver may have gone.
         let _ = sender.send(result.map(drop));
     });
     volume.request(Wanted::Flush, Extent { offset: 0, length: 1 }, false, reply);
@@ -520,7 +521,7 @@ async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
     }
 }
 
-/// A disk of a virtual machine has no others.
+/// An error unless the volume has whole sectors, as a disk of a virtual machine must.
 pub(super) fn has_whole_sectors(entry: &Entry, state: &State) -> anyhow::Result<()> {
     let length = known(entry, state)?.length;
     ensure!(
@@ -531,7 +532,7 @@ pub(super) fn has_whole_sectors(entry: &Entry, state: &State) -> anyhow::Result<
     Ok(())
 }
 
-/// No instance has it for itself.
+/// An error while an instance has exclusive use of the volume.
 pub(super) fn is_nobodys(entry: &Entry, state: &State) -> anyhow::Result<()> {
     match &state.holder {
         Some(holder) => bail!("{} is in use by the instance {holder}", entry.name),

@@ -1,4 +1,4 @@
-//! A source that has held its tenant, and waits for the destination to say whether the volume has moved there.
+//! A source that has held its tenant waits until the destination says whether the volume has moved there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use super::{AGAIN, Daemon, Entry, State, waits_for};
 use crate::faults::Point;
 use crate::wire::Purpose;
 
-/// Longest pause between two questions to a destination in whose place an operator has decided.
+/// Longest pause between two questions to a destination after an operator has decided in its place.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Daemon {
-    /// Asks the destination until it says which of the two copies it is, or an operator does. What the copy here is then.
+    /// Asks the destination until it says which of the two copies is the volume, or an operator decides.
+    /// Returns the sidecar after that.
     pub(super) async fn resolve(self: &Arc<Self>, entry: &Arc<Entry>) -> Option<Sidecar> {
         let hook = self.config.hook;
         let mut said = String::new();
@@ -43,7 +44,7 @@ impl Daemon {
             let next = match next {
                 Ok(next) => next,
                 Err(error) => {
-                    // Once, as long as it is the same.
+                    // An equal message is logged once.
                     let why = format!("{error:#}");
                     if why != said {
                         tracing::warn!("{} waits for {to}: {why}", entry.name);
@@ -64,7 +65,7 @@ impl Daemon {
             } else if let (Some(here), Some(answer)) = (&state.sidecar, said_by(&next))
                 && heard(here, *session, answer) == Heard::Contradiction
             {
-                // An operator was faster than the answer.
+                // An operator decided before the answer came.
                 shout(entry, &mut state, to);
             }
         }
@@ -89,7 +90,7 @@ impl Daemon {
         };
         let mut pause = AGAIN;
         loop {
-            // This question makes the destination commit nothing.
+            // This question never makes the destination commit.
             let purpose = Purpose::Decide { gives_up: true };
             let answer = match self.call(entry, &asking, ask.session, to, purpose, None) {
                 Ok(call) => call.ask().await,
@@ -158,11 +159,11 @@ impl Daemon {
         );
         if let Some(by) = by {
             self.become_settled(entry, state, by, next).await?;
-            // That session may have been committed all the same.
+            // The session may have been committed all the same.
             self.ask_on(entry, state);
             return Ok(());
         }
-        // Before anything is acknowledged: a process that came later would ask, and what the operator says may be wrong.
+        // Before anything is acknowledged: a later process would ask again, and the operator may be wrong.
         self.write(entry, state, next.clone())?;
         self.become_decided(entry, state, next).await?;
         self.ask_on(entry, state);
@@ -176,7 +177,7 @@ impl Daemon {
         next: Sidecar,
     ) -> anyhow::Result<()> {
         if next.may_serve() {
-            // By that word it is never committed: a tenant that waits here need not wait for the disk.
+            // After this answer the destination never commits: a waiting tenant need not wait for the disk.
             if let Some(volume) = &state.volume {
                 volume.event(Event::Release);
             }
@@ -196,7 +197,7 @@ impl Daemon {
     }
 }
 
-/// The other host.
+/// The name of the other host.
 fn other(role: &Role) -> &str {
     match role {
         Role::Deciding { to, .. } | Role::Held { to, .. } | Role::Moved { to } => to,
@@ -214,7 +215,8 @@ fn said_by(next: &Sidecar) -> Option<Answer> {
     }
 }
 
-/// A host in whose place an operator has decided gets no offer before it has answered: its copy may serve.
+/// An error if an operator has decided in the place of this host, and it has not answered yet. Until then it
+/// gets no offer: its copy may serve.
 pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
     let mut asked = state.sidecar.iter().flat_map(all_overruled);
     ensure!(

@@ -5,12 +5,13 @@
 //!              └─────────────────────┴──────────────────────────────┴──────► keeper: a copy of each descriptor
 //! ```
 //!
-//! The device outlives the daemon: a keeper (`kept`) has its descriptors, and requests wait in the kernel until the next daemon goes on with them
-//! ([`Device::go_on`]). It goes when it is let go of ([`Device::let_go`]) and nobody has it open any more; or when daemon and keeper are both killed: then
-//! whoever uses it gets errors.
+//! The device outlives the daemon: a keeper (`kept`) has its descriptors, and requests wait in the kernel
+//! until the next daemon goes on with them ([`Device::go_on`]). The device goes after [`Device::let_go`],
+//! when no program has it open any more; or when daemon and keeper are both killed: then its users get
+//! errors.
 //!
-//! - `fuse`: the connection and the mount. `protocol`: the kernel's words. `front`: the server.
-//! - `users`: what is on a device. `sys`: system calls.
+//! - `fuse`: the connection and the mount. `protocol`: the messages of the kernel. `front`: the server.
+//! - `users`: the users of a device. `sys`: system calls.
 
 mod front;
 mod fuse;
@@ -40,20 +41,21 @@ pub use sys::be_io_flusher;
 /// Loop devices that others take while we look for a free one.
 const TRIES: u32 = 64;
 
-/// So often the kernel is asked for a length that has changed: it does not take an answer that it has asked for while a write was under way.
+/// Limit for the kernel's questions about a changed length: the kernel drops an answer if a write was in
+/// flight meanwhile.
 const ASKED: u32 = 1000;
 
-/// What a device is to be.
+/// Parameters of a new device.
 pub struct Wanted<'a> {
-    /// Where its keeper is.
+    /// The place of its keeper.
     pub places: &'a Places,
-    /// The volume's identity, what its data are, the holder, and whether nothing can be written.
+    /// Identities of the volume and its data, the holder, and whether the device is read-only.
     pub label: Label,
-    /// The kernel is believed if it says that it sends requests again.
+    /// The kernel's claim that it resends requests is believed.
     pub may_resend: bool,
 }
 
-/// A loop device. Dropped, it stays, and waits for another daemon.
+/// A loop device. When dropped, the loop device stays, and waits for another daemon.
 pub struct Device {
     label: Label,
     front: Arc<Front>,
@@ -62,7 +64,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes one of the volume.
+    /// Makes a device of the volume.
     pub fn new(volume: &Arc<Volume>, wanted: Wanted<'_>) -> anyhow::Result<Self> {
         let length = volume.length();
         has_sectors(length)?;
@@ -74,7 +76,7 @@ impl Device {
             .start(connection.channels().context(by_fuse)?)
             .context(by_fuse)?;
         let file = connection.file(is_read_only).context(by_fuse)?;
-        // The kernel has asked nobody yet how long it is.
+        // The kernel has not asked for the length yet.
         ensure!(
             connection.length()? == length,
             "the file does not have the volume's length"
@@ -102,7 +104,7 @@ impl Device {
         })
     }
 
-    /// Serves one that an earlier daemon has made.
+    /// Serves a device that an earlier daemon has made.
     pub fn go_on(volume: &Arc<Volume>, places: &Places, found: Found) -> anyhow::Result<Self> {
         let Found { keeper, label, fds } = found;
         let connection = Connection {
@@ -123,7 +125,7 @@ impl Device {
             fds,
             keeping,
         };
-        // The daemon before may have been ended before it had told of a new length.
+        // The earlier daemon may have ended before it announced a new length.
         let (grown, shown, front) = (device.growing(), device.label.path.clone(), device.front.clone());
         device.front.go_on(channels, move || {
             tracing::info!(
@@ -138,13 +140,13 @@ impl Device {
         Ok(device)
     }
 
-    /// The volume has another length: the device, too. The file system on it is not touched.
+    /// Gives the device the volume's new length. The file system on it is not touched.
     pub fn grow(&self, length: u64) -> anyhow::Result<()> {
         self.front.set_length(length);
         self.growing()()
     }
 
-    /// Tells the kernel of the length that the front has.
+    /// Announces the front's length to the kernel.
     fn growing(&self) -> impl FnOnce() -> anyhow::Result<()> + Send + use<> {
         let (fds, front) = (self.fds.clone(), self.front.clone());
         move || {
@@ -161,12 +163,12 @@ impl Device {
         }
     }
 
-    /// Takes no more requests: what comes is for the next daemon.
+    /// Takes no more requests: further ones are for the next daemon.
     pub fn stop(&self) {
         self.front.stop();
     }
 
-    /// Waits until all is answered that was taken. How many requests are not.
+    /// Waits until all taken requests are answered. Returns the number of those that are not at `end`.
     pub fn idle(&self, end: Instant) -> usize {
         let unanswered = self.front.idle(end);
         let counts = self.front.counts();
@@ -181,33 +183,33 @@ impl Device {
         unanswered
     }
 
-    /// It goes, unless something has it open: then it goes with that.
+    /// Removes the device. While a program has it open, it stays until that program closes it.
     pub fn let_go(self) {
         self.keeping.end();
     }
 
-    /// Where it is.
+    /// The path of the loop device.
     pub fn path(&self) -> &Path {
         &self.label.path
     }
 
-    /// Whether nothing can be written to it.
+    /// Whether the device is read-only.
     pub fn is_read_only(&self) -> bool {
         self.label.read_only
     }
 
-    /// Something that is on it: a file system that is mounted, swap, or a device made of it. For the operator.
+    /// A user of the device, in words for the operator: a mounted file system, swap, or a device made of it.
     pub fn user(&self) -> Option<String> {
         user(self.path())
     }
 }
 
-/// Something that is on that device.
+/// A user of this device.
 pub fn user(device: &Path) -> Option<String> {
     users::of(device)
 }
 
-/// What a block device's length is.
+/// An error unless the length is one of a block device.
 pub fn has_sectors(length: u64) -> anyhow::Result<()> {
     ensure!(
         length.is_multiple_of(512),
@@ -216,7 +218,7 @@ pub fn has_sectors(length: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A loop device on that file, and its path.
+/// A loop device on this file, and its path.
 fn on(file: &File, is_read_only: bool) -> io::Result<(PathBuf, File)> {
     let control = OpenOptions::new()
         .read(true)
@@ -225,14 +227,14 @@ fn on(file: &File, is_read_only: bool) -> io::Result<(PathBuf, File)> {
     for _ in 0..TRIES {
         let number = sys::free_loop_device(&control)?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
-        // Where no devtmpfs is mounted, nobody makes nodes of new devices.
+        // Where no devtmpfs is mounted, no process makes nodes of new devices.
         if !path.exists() {
             sys::make_node(&path, number)?;
         }
         let open = OpenOptions::new().read(true).write(!is_read_only).open(&path)?;
         match sys::configure_loop_device(&open, file, is_read_only) {
             Ok(()) => return Ok((path, open)),
-            // Somebody else was quicker.
+            // Another process was quicker.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
