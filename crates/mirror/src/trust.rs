@@ -17,9 +17,10 @@
 //! Flushes of one file go one after the other, and the failure of one is known before the next begins. Of two
 //! simultaneous flushes one might report the failure, and the other succeed.
 //!
-//! A process may be killed between the failure and the note. Then nobody has heard of it, the cache is wrong, and the next flush succeeds. So it is
-//! noted, before each flush, that one is under way, in something that lives as long as the page cache does (a byte of a file in the runtime folder), and taken back when
-//! its result is dealt with. A process that finds the note believes the disk alone ([`first`]).
+//! A process may be killed between the failure and the note. Then nobody knows of the failure, the cache is
+//! wrong, and the next flush succeeds. So a note that a flush is in progress is written before each flush,
+//! and cleared when its result is handled. It lives as long as the page cache (a byte of a file in the
+//! runtime folder). A process that finds the note believes only the disk ([`first`]).
 
 use crate::decision::{Here, Sidecar};
 use crate::engine::{Failure, Op};
@@ -56,10 +57,10 @@ pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
 /// The first action on data that a process opens, before anything is read or compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
-    /// Nothing.
+    /// No action.
     Nothing,
-    /// It flushes. What is read afterwards is what the disk has: what is clean in the cache is compared with it, or dropped. A flush that fails, or a difference, makes
-    /// it suspect.
+    /// A flush. Later reads return the content of the disk: clean pages in the cache are compared with the
+    /// disk, or dropped. A failed flush, or a difference, makes the copy suspect.
     FlushAndDrop,
 }
 
@@ -72,16 +73,17 @@ pub fn first(here: &Sidecar, was_cut_off: bool) -> First {
     }
 }
 
-/// The reason why a copy cannot move in that way.
+/// The reason why a copy cannot move in this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotMoved {
-    /// It is suspect, and this is not a rescue.
+    /// The copy is suspect, and this is not a rescue.
     Suspect,
-    /// It is not suspect: there is nothing to rescue.
+    /// The copy is not suspect: there is nothing to rescue.
     Sound,
 }
 
-/// Whether a copy that serves may be moved. Asked at the beginning, and again when it is held: a flush may have failed in between.
+/// Whether a copy that serves may be moved. Checked at the beginning, and again when it is held: a flush may
+/// have failed in between.
 pub fn may_move(here: &Sidecar, is_rescue: bool) -> Result<(), NotMoved> {
     match (here.suspect, is_rescue) {
         (true, false) => Err(NotMoved::Suspect),
@@ -93,18 +95,18 @@ pub fn may_move(here: &Sidecar, is_rescue: bool) -> Result<(), NotMoved> {
 /// The treatment of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum May {
-    /// It is carried out.
+    /// The request is carried out.
     Go,
-    /// It waits until the failure is noted durably.
+    /// The request waits until the failure is noted durably.
     Wait,
-    /// It fails.
+    /// The request fails.
     Fail(Failure),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
     Sound,
-    /// The note that it is suspect is being written.
+    /// The note that the copy is suspect is being written.
     Failing,
     Suspect,
 }
@@ -124,7 +126,7 @@ impl Trust {
         Self::of(here.suspect)
     }
 
-    /// The same, where it is known whether it is suspect.
+    /// The same, from the sidecar's mark.
     pub const fn of(is_suspect: bool) -> Self {
         let state = match is_suspect {
             true => State::Suspect,
@@ -133,7 +135,7 @@ impl Trust {
         Self { state }
     }
 
-    /// Before a request goes to the disk.
+    /// The treatment of a request, before it goes to the disk.
     pub fn may(&self, op: Op) -> May {
         match (self.state, op) {
             (_, Op::Read) | (State::Sound, _) => May::Go,
