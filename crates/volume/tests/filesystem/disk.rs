@@ -1,6 +1,7 @@
 //! A block device of this process: a file that FUSE serves, and a loop device with direct I/O on it.
 //!
-//! Nobody in this process may map a file on such a device: a page fault that waits for it can keep the threads that serve it from working.
+//! No thread of this process may map a file on such a device: a page fault that waits for the device can
+//! block the threads that serve it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,15 +24,15 @@ use crate::support::devices::run;
 
 /// The largest request.
 const MAX_BYTES: u32 = 1 << 20;
-/// Requests under way at a time.
+/// Requests in flight at a time.
 const THREADS: usize = 4;
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Whatever keeps the bytes of a disk.
+/// The storage of a disk's bytes.
 pub trait Backend: Send + Sync + 'static {
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Zeros; the room may be given back.
+    /// Writes zeros; the room may be given back.
     fn zero(&self, offset: u64, length: u64, may_free: bool) -> io::Result<()>;
     fn flush(&self) -> io::Result<()>;
 }
@@ -41,7 +42,7 @@ struct OneFile<B> {
     length: u64,
 }
 
-/// The device. It goes with it, or with the last user.
+/// The device. It is removed on drop, or with its last user.
 pub struct Disk {
     pub device: String,
     _open: File,
@@ -50,7 +51,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A device of that many bytes. The file is made at `file`.
+    /// A device of this many bytes. The file is made at `file`.
     pub fn new<B: Backend>(backend: Arc<B>, length: u64, file: PathBuf) -> Self {
         let connection = OpenOptions::new().read(true).write(true).open("/dev/fuse");
         let connection = OwnedFd::from(connection.expect("FUSE"));
@@ -63,13 +64,14 @@ impl Disk {
         (config.n_threads, config.clone_fd) = (Some(THREADS), true);
         let session = Session::from_fd(one, connection, SessionACL::All, config).expect("a session");
         let serving = std::thread::spawn(move || {
-            // It ends with the last user of the file.
+            // The session ends with the last user of the file.
             let _ = session.run();
         });
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file);
         let device = run(&mut losetup);
-        // Detached while it is open, it goes with its last user, also when this process is killed.
+        // A loop device that is detached while open goes with its last user, also when this process is
+        // killed.
         let open = File::open(&device).expect("it is there");
         run(Command::new("losetup").args(["--detach", &device]));
         Self {

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// So long a daemon may be silent to a client.
+/// Limit for a daemon's answer to a client.
 const SILENCE: Duration = Duration::from_secs(30);
 
 pub struct Client {
@@ -37,7 +37,7 @@ impl Client {
         })
     }
 
-    /// Its disk may take long.
+    /// Removes the limit: the disk may take long.
     pub fn wait_for_ever(&mut self) {
         self.stream.set_read_timeout(None).expect("a socket");
     }
