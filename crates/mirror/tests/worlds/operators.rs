@@ -1,4 +1,4 @@
-//! What operators say, at any moment.
+//! Decisions of operators, at any moment.
 
 use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced};
 use verbatim_mirror::{together, trust};
@@ -9,7 +9,7 @@ use super::{Quirk, Row, Rules, World};
 pub enum Word {
     Delete(usize),
     Keep(usize, bool),
-    /// That a suspect copy is good, or what a sidecar of unknown age says.
+    /// A suspect copy is good, or a sidecar of unknown age is right.
     Accept(usize),
     Cancel(usize),
 }
@@ -87,7 +87,7 @@ impl World {
             Some(here) if rules.quirk != Some(Quirk::DeleteForgets) => Some(Record::Gone {
                 gone: Tombstone::of(here),
             }),
-            // The second word, or that of somebody who does not know what it is.
+            // The second deletion, or one of a copy whose state is unknown.
             _ => None,
         };
         if self.hosts[host].record == next {
@@ -100,7 +100,7 @@ impl World {
         self.is_lost |= durable.is_some_and(|here| {
             here.may_serve() || knows_nothing && !matches!(here.role, Role::Moved { .. } | Role::Incomplete)
         });
-        // What a sidecar that was restored does not say.
+        // A restored sidecar does not tell what is lost.
         self.is_lost |= knows_nothing && self.hosts[host].is_old;
         let place = &mut self.hosts[host];
         (place.place, place.away, place.is_old) = (None, None, false);
@@ -134,14 +134,15 @@ impl World {
             if is_source {
                 self.overruled.push(number);
             }
-            // Who keeps a destination that never had everything has nothing.
+            // An operator who keeps a destination that never was complete has nothing.
             self.is_lost |= !is_source && !has_committed;
             self.has_lied |= is_source == has_committed;
             self.open(host, rules);
         }
     }
 
-    /// In the place of an agent. It is true if the session is decided so, and if all copies are told the same.
+    /// Decides in the place of an agent. The decision is right if the session is decided so, and if all
+    /// copies are told the same.
     fn keep_together(&mut self, host: usize, by: u8, is_source: bool, rules: &Rules) {
         let here = self.copy(host).expect("it waits").clone();
         let keep = match is_source {
@@ -193,7 +194,7 @@ impl World {
             return;
         }
         let record = self.hosts[host].record.clone();
-        // It says what was; whether that is so, nobody here knows.
+        // The record describes an earlier state; its truth is unknown here.
         self.has_lied = true;
         self.hosts[host].is_old = false;
         self.process_mut(host).row = Row::Known(record);
