@@ -4,13 +4,13 @@
 //! ```text
 //!  instances/NAME/   /run/verbatim inside
 //!    mem/ram           the guest's RAM: a file that QEMU shares, and that is sent in rounds (`crate::memory::ram`)
-//!    qmp               QEMU's socket for us, which QEMU makes on each host
+//!    qmp               QMP socket for the agent, which QEMU makes on each host
 //!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
-//!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
-//!  criu/NAME/settings  the same of what QEMU is set to ([`settings`])
-//!  criu/NAME/locks   on the host that a guest has come to: what its QEMU is to have locked ([`locks`])
-//!  criu/NAME/stands  why a guest stands still that is to run here ([`standing`])
-//!  criu/NAME/ram.*   while RAM is missing that has been left behind ([`post_copy`])
+//!  criu/NAME/ran     during a move, on both hosts: whether the guest ran, for a later agent
+//!  criu/NAME/settings  during a move, on both hosts: QEMU's settings from before ([`settings`])
+//!  criu/NAME/locks   on the host that a guest has come to: locks that its QEMU is to have ([`locks`])
+//!  criu/NAME/stands  reason why a guest stands still that should run here ([`standing`])
+//!  criu/NAME/ram.*   while RAM is missing that is still at the source ([`post_copy`])
 //! ```
 //!
 //! A domain of libvirt's is asked and started through libvirt ([`domain`]).
