@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  a page is    zero     nothing was written, or it was discarded: no copy is asked
-//!               both     each copy has what was written last
+//!               both     each copy has the last write
 //!               one      the other copy is behind: it was away, has failed, or is not done yet
 //!               lost     no copy has it: it reads as an error, never as something else, until it is written again
 //! ```
