@@ -17,8 +17,8 @@
 //! Flushes of one file go one after the other, and the failure of one is known before the next begins. Of two
 //! simultaneous flushes one might report the failure, and the other succeed.
 //!
-//! A process may be killed between the failure and the note. Then nobody knows of the failure, the cache is
-//! wrong, and the next flush succeeds. So a note that a flush is in progress is written before each flush,
+//! A process may be killed between the failure and the note. Then no process knows of the failure, the cache
+//! is wrong, and the next flush succeeds. So a note that a flush is in progress is written before each flush,
 //! and cleared when its result is handled. It lives as long as the page cache (a byte of a file in the
 //! runtime folder). A process that finds the note believes only the disk ([`first`]).
 

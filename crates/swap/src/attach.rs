@@ -87,7 +87,7 @@ pub struct Ready {
     ended: mpsc::Receiver<()>,
 }
 
-/// Makes the disk; the error says what is lacking.
+/// Makes the disk; the error names a missing requirement.
 pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
     if !wanted.bytes.is_multiple_of(PAGE_BYTES) {
         bail!("a swap disk has whole pages of {PAGE_BYTES} bytes");

@@ -4,7 +4,7 @@
 //!  guest, nbd-client … ── NBD ──► disk ── verbatim_lease::Engine decides
 //!                                  │ ├──► remote: WRITE, READ ═══ RNIC ══════ RNIC ═══ a lease's memory, locked
 //!                                  │ └──► backup: threads, a file
-//!                                 link ── TLS ─────────────────────────────► server: who has which lease
+//!                                 link ── TLS ─────────────────────────────► server: owners of leases
 //! ```
 //!
 //! - [`server`]: `verbatim memory serve`. It gives leases and takes them back; it is not on the path of a

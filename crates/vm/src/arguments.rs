@@ -140,7 +140,7 @@ impl Arguments {
             }
         }
         if !has_display {
-            // There is nobody to see the display, and QEMU would end without a desktop.
+            // The display has no viewer, and QEMU would end without a desktop.
             arguments.rest.extend(["-display".to_owned(), "none".to_owned()]);
         }
         Ok(arguments)

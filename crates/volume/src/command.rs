@@ -600,7 +600,7 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()?;
     runtime.block_on(daemon::run(config))?;
-    // Requests under way were not acknowledged, or are on their way to the disk.
+    // Requests in flight were not acknowledged, or are on their way to the disk.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     Ok(ExitCode::SUCCESS)
 }

@@ -156,7 +156,7 @@ fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
     assert!(output.status.success(), "{output:?}\n{}", lab.logs());
     assert!(older.has_committed);
     assert_eq!(lab.role(0, "db"), "moved");
-    // The first greeting has the newest version, and later ones the daemon's; each move begins anew.
+    // The first greeting has the newest version, and later ones the daemon's; each move starts over.
     assert_eq!(older.greetings.first(), Some(&VERSION));
     let later = &older.greetings[1..];
     assert!(

@@ -27,8 +27,8 @@ enum Step {
     Reading,
     /// The chunk is on its way to the destination's disk.
     Sending,
-    /// The same, but the tenant no longer waits for it: the chunk counts as lacking, whatever the destination
-    /// answers.
+    /// The same, but the tenant no longer waits for it: the chunk counts as lacking, also after a success of
+    /// the destination.
     Late,
 }
 

@@ -100,7 +100,7 @@ impl World {
         self.is_lost |= durable.is_some_and(|here| {
             here.may_serve() || knows_nothing && !matches!(here.role, Role::Moved { .. } | Role::Incomplete)
         });
-        // A restored sidecar does not tell what is lost.
+        // A restored sidecar does not name lost data.
         self.is_lost |= knows_nothing && self.hosts[host].is_old;
         let place = &mut self.hosts[host];
         (place.place, place.away, place.is_old) = (None, None, false);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  owner                         server                              the other host
-//!    Offer {to, by}     ───►       who may adopt it
+//!    Offer {to, by}     ───►       `to` may adopt it
 //!                                  a second queue pair, not connected   ◄───  Adopt {by}
 //!    (writes no more)
 //!    Deposit {map}      ───►       kept beside the lease

@@ -27,24 +27,24 @@ pub use order::{AHEAD, URGENT};
 /// QEMU's name of the device for a moment.
 const DEVICE_NAME: &str = "verbatim-userfaultfd";
 
-/// The memory of a guest here that has not all come. A drop changes nothing: a thread that waits for a page
-/// waits on ([`PostCopy::take_over`]).
+/// The memory of a guest here that has not arrived in full. A drop changes nothing: a thread that waits for a
+/// page waits on ([`PostCopy::take_over`]).
 ///
 /// ```text
 ///  source                                             destination
 ///  Rounds::round … ───── runs of the RAM ───────────► Ram::write, Ram::clear
 ///                                                     Machine::post_copy   (armed, before `arrive`)
-///  Rounds::leave_behind ── what is not brought ─────► PostCopy::lack
+///  Rounds::leave_behind ── ranges left behind ──────► PostCopy::lack
 ///  leave ────────────┐                   ┌─────────── arrive
 ///  stopped           │                   │
-///  leave_last_behind │── the rest of that ──────────► PostCopy::lack, then PostCopy::complete
-///  Behind::runs    ◄─│── what is wanted ─│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
+///  leave_last_behind │── the rest of them ──────────► PostCopy::lack, then PostCopy::complete
+///  Behind::runs    ◄─│── wanted ranges ──│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
 ///         └──────────│── pages ──────────│──────────► PostCopy::fill, PostCopy::fill_zeros
 ///  hand_over         └── device state ──►└─ loaded    (paused)
 ///                       *decision*
 ///  quit; the RAM stays                                run
 ///  …                                                  …
-///  the RAM goes ◄─────── all has come ─────────────── PostCopy::end, when nothing is PostCopy::left
+///  the RAM goes ◄─────── RAM complete ─────────────── PostCopy::end, when nothing is PostCopy::left
 /// ```
 ///
 /// Missing pages are holes in the file of the RAM. A userfaultfd over QEMU's mapping of the file makes every

@@ -1,8 +1,8 @@
 //! A volume as a disk of one instance's virtual machine: by NBD, on a socket in a folder of the instance.
 //!
 //! QEMU connects when it starts. At the destination of a move this is long before the decision which copy
-//! serves. A client is therefore welcomed whatever the copy's role, and its requests are not read before the
-//! copy serves ([`Export::later`]). Early requests wait in the client's socket, and are discarded if the
+//! serves. A client is therefore accepted for every role of the copy, and its requests are not read before
+//! the copy serves ([`Export::later`]). Early requests wait in the client's socket, and are discarded if the
 //! session is rolled back.
 //!
 //! The loan is noted in the runtime folder. After a daemon was killed, the next one lends the volume on the

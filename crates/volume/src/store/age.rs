@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(at(&path, other), None);
             assert_eq!(mark(&file).as_ref(), Some(&before), "it is the same file");
         }
-        // Data that are made anew have another mark.
+        // New data have another mark.
         Identity::mark(&file);
         assert_eq!(at(&path, id), None);
     }

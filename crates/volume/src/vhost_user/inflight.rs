@@ -8,7 +8,7 @@
 //!
 //! ```text
 //!  a queue:    u64 features, u16 version, u16 descriptors, u16 last batch, u16 used index; and for each descriptor:
-//!              u8 under way, 5 of nothing, u16 next of a batch, u64 order
+//!              u8 in flight, 5 unused, u16 next of a batch, u64 order
 //! ```
 
 use std::fs::File;
@@ -34,7 +34,7 @@ const ORDER: usize = 8;
 /// Least distance of the queues.
 const ALIGNED: usize = 64;
 
-/// The seal: nobody can make the file shorter, so no access fails.
+/// The seal: no process can make the file shorter, so no access fails.
 const SEALS: SealFlags = SealFlags::SHRINK;
 
 /// The file, mapped.

@@ -2,8 +2,8 @@
 //!
 //! Its thread takes requests, asks the volume, and carries out requests itself that are not likely to wait
 //! ([`Volume::request_here`]), as an NBD client's thread does. Requests that other threads carry out come
-//! back to it. So one thread alone touches the guest's memory and the front end's descriptors, whatever those
-//! are: a front end can delay its own queues, but no others.
+//! back to it. So one thread alone touches the guest's memory and the front end's descriptors, of any kind: a
+//! front end can delay its own queues, but no others.
 
 use std::fs::File;
 use std::io;

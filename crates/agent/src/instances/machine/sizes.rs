@@ -1,8 +1,8 @@
 //! Growth of a volume is announced to the guest that has it as a disk.
 //!
 //! ```text
-//!  verbatim volume resize ─► daemon: ends QEMU's connection, since a size is said at its beginning alone
-//!                            agent:  sees the size in the daemon's list, has QEMU connect anew, and take the size (`block_resize`)
+//!  verbatim volume resize ─► daemon: ends QEMU's connection, since a size is sent at its beginning alone
+//!                            agent:  sees the size in the daemon's list, has QEMU reconnect, and take the size (`block_resize`)
 //!                            QEMU:   the configuration of the guest's device has changed
 //! ```
 //!
