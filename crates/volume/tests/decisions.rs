@@ -525,7 +525,7 @@ fn a_size_is_told_when_it_is_durable_and_what_is_written_behind_the_old_one_stay
     assert_eq!(client(&lab, 0, "db").size, 8 * MIB, "{}", lab.logs());
     write(&lab, 0, "db", 7 * MIB, &[5; 4096]);
 
-    // A command that cannot be recorded is refused, and changes nothing.
+    // An order that cannot be recorded is refused, and changes nothing.
     std::fs::remove_file(lab.path(0, "state/db/sidecar.spare")).expect("it was there");
     small.fill(0);
     let said = refused(&lab, 0, &["resize", "db", "--size", "16M"]);
