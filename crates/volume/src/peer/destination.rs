@@ -121,7 +121,7 @@ impl Incoming {
         (inner.reserve, inner.is_full) = (reserve, false);
     }
 
-    /// Whether a write has found no room since [`Self::keep_free`].
+    /// Whether a write has found no room since `keep_free`.
     pub fn ran_full(&self) -> bool {
         self.lock().is_full
     }
