@@ -1,16 +1,18 @@
-//! A small process that keeps descriptors for a daemon, in case that dies.
+//! A small process that keeps descriptors for a daemon, in case the daemon dies.
 //!
-//! The kernel destroys much with the last descriptor of it: the context of an RNIC, or a FUSE connection. So a daemon gives copies to a keeper as soon as it
-//! has them, and the daemon that comes after it fetches them there.
+//! The kernel destroys some objects with their last descriptor: the context of an RNIC, or a FUSE connection.
+//! A daemon therefore gives copies of its descriptors to a keeper as soon as it has them, and the next daemon
+//! takes them from there.
 //!
 //! ```text
-//!  daemon ── Keep(label) + descriptors ──► keeper      as often as there is something
-//!  daemon ── Take(n) ────────────────────► keeper      the n-th of what was kept, or nothing
-//!  daemon ── End ────────────────────────► keeper      it lets go of everything, and ends
+//!  daemon ── Keep(label) + descriptors ──► keeper      for each set of descriptors
+//!  daemon ── Take(n) ────────────────────► keeper      the n-th set, or nothing
+//!  daemon ── End ────────────────────────► keeper      it closes everything, and ends
 //! ```
 //!
-//! The keeper is the daemon's own program under another name, and its socket has the path that the daemon has chosen. It ends for nothing but `End`: an
-//! operator who removes a daemon for good ends it by that daemon's command, or by hand.
+//! The keeper is the daemon's own program under another name, and listens at a path of the daemon's choice.
+//! Only `End` ends it: an operator who removes a daemon for good ends its keeper by the daemon's command, or
+//! by hand.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -26,32 +28,32 @@ use verbatim_seqpacket::{Error, Listener, Socket};
 /// The name under which the program is a keeper.
 pub const PROGRAM_NAME: &str = "verbatim-keeper";
 
-/// The forms of these never change: the keeper may be of an earlier release than its daemon.
+/// Orders to the keeper. Their format never changes: the keeper may be of an earlier release than its daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
-    /// These descriptors are kept under this label.
+    /// Keep these descriptors under this label.
     Keep(Vec<u8>),
-    /// Copies of what was kept so many orders after the first.
+    /// Return copies of the set with this number; the first is 0.
     Take(u32),
-    /// It lets go of everything.
+    /// Close everything, and end.
     End,
 }
 
-/// What the keeper says to an order.
+/// The keeper's answer to an order.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// It has obeyed.
+    /// The order was carried out.
     Done,
-    /// The label; the descriptors come along.
+    /// The label of the set; its descriptors come along.
     Kept(Vec<u8>),
-    /// So much was never kept.
+    /// There is no set with this number.
     Nothing,
 }
 
-/// Something that was kept: its label, and the descriptors.
+/// A kept set: its label, and the descriptors.
 pub type Kept = (Vec<u8>, Vec<OwnedFd>);
 
-/// The daemon's end.
+/// The daemon's end of the connection.
 #[derive(Debug)]
 pub struct Keeper {
     socket: Socket,
@@ -59,8 +61,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts one that listens at that path, in the place of one that has left its socket there. It takes some ms. `program` begins its main with
-    /// [`run_role`].
+    /// Starts a keeper that listens at this path, in place of one that has left its socket there. This takes
+    /// some ms. The main function of `program` has to begin with [`run_role`].
     pub fn start(program: &Path, path: &Path) -> anyhow::Result<Self> {
         let listener = Listener::bind(path)?;
         let socket = Socket::connect(path)?;
@@ -68,14 +70,14 @@ impl Keeper {
             .arg0(PROGRAM_NAME)
             .current_dir("/")
             .stdin(Stdio::from(rustix::io::fcntl_dupfd_cloexec(&listener, 0)?))
-            // Nobody who waits for the end of the daemon's output waits for the keeper.
+            // A reader that waits for the end of the daemon's output must not wait for the keeper.
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // What ends the daemon, such as Ctrl-C, does not end its keepers.
+            // A signal that ends the daemon, such as Ctrl-C, must not end its keepers.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start a keeper ({})", program.display()))?;
-        // Reaped when it ends, which may be long after this.
+        // The thread reaps the keeper when it ends, perhaps long after this.
         std::thread::Builder::new()
             .name("keeper".to_owned())
             .stack_size(64 << 10)
@@ -86,7 +88,7 @@ impl Keeper {
         })
     }
 
-    /// The one that listens there, if there is one.
+    /// Connects to the keeper at this path, if there is one.
     pub fn find(path: &Path) -> Option<Self> {
         let socket = Socket::connect(path).ok()?;
         Some(Self {
@@ -95,7 +97,7 @@ impl Keeper {
         })
     }
 
-    /// The same; it is waited for so long at most, now and at each order: it serves one daemon at a time.
+    /// The same, with a limit for this wait and for each order: a keeper serves one daemon at a time.
     pub fn find_within(path: &Path, limit: Duration) -> Option<Self> {
         let socket = Socket::connect_within(path, Some(limit)).ok()?;
         Some(Self {
@@ -104,7 +106,8 @@ impl Keeper {
         })
     }
 
-    /// The same. It is an error if one may be there that this process cannot reach: it may be out of descriptors, for one.
+    /// The same. An error if there may be a keeper that this process cannot reach, for example without free
+    /// descriptors.
     pub fn look_within(path: &Path, limit: Duration) -> anyhow::Result<Option<Self>> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         match Socket::connect_within(path, Some(limit)) {
@@ -155,7 +158,8 @@ impl Keeper {
         self.socket.as_fd().try_clone_to_owned()
     }
 
-    /// Lets it go, with all that it keeps. One that does not answer in time stays as it is: it may serve another process.
+    /// Ends the keeper, and closes everything that it keeps. A keeper that does not answer in time stays as
+    /// it is: it may serve another process.
     pub fn end(self) {
         if let Err(error) = self.call(&Order::End, &[]) {
             tracing::warn!(error = format!("{error:#}"), "a keeper may be left behind");
@@ -169,12 +173,13 @@ impl Keeper {
     }
 }
 
-/// Is a keeper, and does not return, if the program was started under the name [`PROGRAM_NAME`]: its standard input is the socket.
+/// Runs a keeper, and does not return, if the program was started under the name [`PROGRAM_NAME`]: its
+/// standard input is the socket.
 pub fn run_role() {
     if std::env::args_os().next().is_none_or(|name| name != PROGRAM_NAME) {
         return;
     }
-    // The program may be known to the kernel by another path. Without the right to either, nothing changes.
+    // The kernel may know the program by another path. Without the privileges nothing changes.
     let _ = rustix::thread::set_name(c"verbatim-keeper");
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let code = match std::io::stdin().as_fd().try_clone_to_owned() {
@@ -184,7 +189,7 @@ pub fn run_role() {
     std::process::exit(code)
 }
 
-/// Serves one daemon after the other until one says that it is enough; the exit status.
+/// Serves one daemon after the other until an order to end; returns the exit status.
 fn keep_on(listener: &Listener) -> i32 {
     let mut kept: Vec<Kept> = Vec::new();
     loop {
@@ -202,7 +207,7 @@ fn keep_on(listener: &Listener) -> i32 {
                     }
                     None => verbatim_channel::send(&daemon, &Answer::Nothing, &[]),
                 },
-                // It was said while another process was served here, and nobody waits for it any more.
+                // The order came while another process was served, and its sender has left.
                 Order::End if has_hung_up(&daemon) => break,
                 Order::End => {
                     kept.clear();
@@ -253,7 +258,7 @@ mod tests {
         }
         second.end();
         assert_eq!(keeper.join().unwrap(), 0);
-        // Nobody has the writing end any more.
+        // The writing end is closed everywhere.
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();
         assert_eq!(text, "still there");
@@ -268,7 +273,7 @@ mod tests {
         let daemon = Keeper::find(&path).unwrap();
         let keeper = std::thread::spawn(move || keep_on(&listener));
         daemon.keep(b"seven".to_vec(), &[]).unwrap();
-        // The daemon is served, so this one waits in vain.
+        // The other daemon is still connected, so this order waits in vain.
         let other = Keeper::find_within(&path, Duration::from_millis(50)).unwrap();
         other.end();
         drop(daemon);

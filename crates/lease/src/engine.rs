@@ -11,27 +11,27 @@ enum Standing {
     Down,
 }
 
-/// Decides for one disk.
+/// The engine of one disk.
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
     pages: Pages,
     standing: [Standing; 2],
     slots: Vec<Option<Slot>>,
-    /// Those that are in use, oldest first.
+    /// Slots in use, oldest first.
     order: Vec<SlotId>,
     waiting: u32,
     /// A copy may be behind.
     is_behind: bool,
-    /// A copy said an error when it was filled, or could not be filled with what the other one cannot read.
+    /// A fill of this copy has failed: a write to it, or a read of the other copy.
     stalled: [bool; 2],
     cursor: u64,
-    /// Up to that page a copy is filled page by page: some of what comes before cannot be read.
+    /// Up to this page a copy is filled page by page: a page before it cannot be read.
     one_by_one: u64,
 }
 
 impl Engine {
-    /// All pages are zeros, and no copy is there yet.
+    /// An engine of a disk with zeros on all pages, and no copy yet.
     pub fn new(config: Config) -> Self {
         Self::with_pages(config, Pages::new(config.pages))
     }
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// How many pages are where.
+    /// Numbers of pages by the copies that have them.
     pub fn counts(&self) -> Counts {
         self.pages.counts()
     }
@@ -65,17 +65,17 @@ impl Engine {
         &self.config
     }
 
-    /// Whether something is under way.
+    /// Whether no slot is in use.
     pub fn is_idle(&self) -> bool {
         self.order.is_empty()
     }
 
-    /// Whether a copy may lack what the other has, so that [`Self::refill`] has something to do.
+    /// Whether a copy may lack pages of the other, so that [`Self::refill`] has work to do.
     pub fn is_behind(&self) -> bool {
         self.is_behind
     }
 
-    /// Takes an event. `actions` needs room for some per slot, so that nothing is allocated.
+    /// Handles an event. `actions` needs room for some actions per slot, so that nothing is allocated.
     pub fn handle(&mut self, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Request { slot, op, extent } => self.begin(slot, Kind::Client(op), extent, actions),
@@ -113,7 +113,7 @@ impl Engine {
         self.advance(actions);
     }
 
-    /// Uses a free slot to bring a copy that is behind a little further, if there is something to do; whether the slot is used.
+    /// Fills a copy that is behind a little further, with a free slot. Returns whether the slot is used.
     pub fn refill(&mut self, slot: SlotId, actions: &mut Vec<Action>) -> bool {
         if !self.is_behind {
             return false;
@@ -139,7 +139,7 @@ impl Engine {
             };
             let count = (page..page + most).take_while(lacks).count() as u64;
             if count == 0 {
-                // Somebody uses it; another time.
+                // The page is in use; it is tried later.
                 self.cursor = page + 1;
                 return false;
             }
@@ -150,7 +150,7 @@ impl Engine {
             self.begin(slot, Kind::Refill(to), Extent { page, count }, actions);
             return true;
         }
-        // What is still being written may yet fail there.
+        // Writes in progress may still fail there.
         if self.in_use().all(|slot| slot.kind == Kind::Client(Op::Read)) {
             self.is_behind = false;
             for copy in Copy::BOTH {
@@ -181,7 +181,7 @@ impl Engine {
         self.standing[copy.index()] != Standing::Down
     }
 
-    /// One that is about to go only if there is no other.
+    /// Whether this copy takes writes: one that leaves does so only without another copy.
     fn takes_writes(&self, copy: Copy) -> bool {
         match self.standing[copy.index()] {
             Standing::Up => true,
@@ -202,7 +202,7 @@ impl Engine {
         self.start(id, actions);
     }
 
-    /// Starts it if its turn has come.
+    /// Starts the request if its turn has come.
     fn start(&mut self, id: SlotId, actions: &mut Vec<Action>) {
         let slot = *self.slot(id);
         let mut earlier = self.order.iter().take_while(|other| **other != id);
@@ -334,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// No read of it is under way any more.
+    /// The last read of this slot has ended.
     fn have_read(&mut self, id: SlotId, actions: &mut Vec<Action>) {
         let slot = *self.slot(id);
         if slot.has_failed {
@@ -355,7 +355,8 @@ impl Engine {
         }
     }
 
-    /// Of what was to be read for a copy something cannot be. The rest is filled all the same, and that page is tried again later.
+    /// A page cannot be read for a copy that is filled. The others are filled all the same, and this page is
+    /// tried again later.
     fn cannot_fill(&mut self, id: SlotId, to: Copy, actions: &mut Vec<Action>) {
         let extent = self.slot(id).extent;
         if self.is_there(to.other()) {
@@ -387,7 +388,7 @@ impl Engine {
         }
     }
 
-    /// Writes of that copy whose turn has come.
+    /// Starts writes to this copy whose turn has come.
     fn start_writes(&mut self, copy: Copy, actions: &mut Vec<Action>) {
         if !self.is_there(copy) {
             return;
@@ -445,7 +446,8 @@ impl Engine {
         self.start_writes(copy, actions);
     }
 
-    /// A copy that was about to go, or was not there, was spared a client's write. If the other one could not take it, it is written there all the same.
+    /// A client's write was spared to a copy that is about to leave or was away. If the other copy could not
+    /// take the write, this one gets it after all.
     fn write_where_it_leaves(&mut self, id: SlotId, failed: Copy, actions: &mut Vec<Action>) {
         let slot = *self.slot(id);
         let other = failed.other();
@@ -459,7 +461,7 @@ impl Engine {
         }
     }
 
-    /// A copy has what that slot wrote: it counts, but for pages of which something later has begun.
+    /// The copy has the slot's pages, and counts for them, except for pages that a later request has changed.
     fn count(&mut self, id: SlotId, copy: Copy) {
         let slot = *self.slot(id);
         for (at, page) in slot.extent.pages().enumerate() {
@@ -470,13 +472,13 @@ impl Engine {
         }
     }
 
-    /// From now on no copy counts for those pages, whatever earlier writes still do there.
+    /// From now on no copy counts for these pages, even if earlier writes still end there.
     fn change(&mut self, id: SlotId, to_zero: bool) {
         let extent = self.slot(id).extent;
         self.pages.change(extent, to_zero);
         for earlier in self.order.iter().take_while(|other| **other != id) {
             let earlier = self.slots[usize::from(*earlier)].as_mut().expect("it is in use");
-            // Zeros write nothing that could come late, and may be longer than a slot.
+            // Zeros cause no write that could end late, and may be longer than a slot.
             if earlier.kind == Kind::Client(Op::Zero) || !earlier.extent.overlaps(extent) {
                 continue;
             }
@@ -503,12 +505,12 @@ impl Engine {
                 }
                 self.write_done(id, copy, Err(Failure::Lost), actions);
             }
-            // Unless it was released just now.
+            // Unless the slot was released just now.
             at += usize::from(self.order.get(at) == Some(&id));
         }
     }
 
-    /// Starts whatever can be started now.
+    /// Starts all requests that can start now.
     fn advance(&mut self, actions: &mut Vec<Action>) {
         let mut at = 0;
         while self.waiting > 0 && at < self.order.len() {

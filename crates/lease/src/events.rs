@@ -1,142 +1,142 @@
-//! What the engine is told, and what it wants: its terms with whoever does the I/O.
+//! Inputs and outputs of the engine: its interface with the code that does the I/O.
 
 use crate::slots::{Copy, Extent, Failure, Op, SlotId};
 
-/// How a disk is.
+/// Parameters of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Its length.
+    /// Length of the disk.
     pub pages: u64,
-    /// How many requests are under way at most.
+    /// The most requests in flight.
     pub slots: SlotId,
     /// The longest READ or WRITE; 64 pages at most. A discard may be as long as the disk.
     pub slot_pages: u64,
-    /// A rule that is put out of force; `None` but in tests.
+    /// A rule to put out of force; `None` except in tests.
     pub quirk: Option<Quirk>,
 }
 
-/// What a test puts out of force, to see that it is noticed.
+/// Rules that a test puts out of force, to see that the violation is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quirk {
     /// Requests that overlap do not wait for each other.
     NoTurns,
     /// Writes of the same page reach a copy in any order.
     NoOrder,
-    /// A copy counts when a write is done there, whatever has begun since.
+    /// A copy counts when a write to it is done, even if a later one has begun since.
     LateCounts,
     /// A page that is on its way to a copy is called lost.
     NoPatience,
     /// A copy that is back counts as it did, even if its memory is new.
     TrustsNewMemory,
-    /// A write that was under way when its copy went counts as written.
+    /// A write that was in flight when its copy went counts as written.
     TrustsUnanswered,
-    /// What a copy cannot take is refused, although one that is about to go could.
+    /// A write that one copy cannot take is refused, although a copy that is about to leave could take it.
     RefusesWhileLeaving,
-    /// What cannot be read for a copy that is behind is read again at once.
+    /// A page that cannot be read for a copy that is behind is read again at once.
     FillsOverAndOver,
-    /// A disk goes to another host although a page is at a copy alone that stays.
+    /// A disk goes to another host although a copy that stays is the only one with some page.
     LeavesBehind,
 }
 
-/// What has happened.
+/// An input of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A client's request, which has that slot until [`Action::Release`].
+    /// A client's request, which has this slot until [`Action::Release`].
     Request {
-        /// A free one.
+        /// A free slot.
         slot: SlotId,
-        /// What is wanted.
+        /// The operation.
         op: Op,
-        /// Which pages, of the disk.
+        /// Pages of the disk.
         extent: Extent,
     },
-    /// [`Action::Read`] is done. `Err` if the copy said an error and is still there.
+    /// [`Action::Read`] is done. `Err` if the copy reported an error and is still there.
     ReadDone {
-        /// Of the action.
+        /// The slot of the action.
         slot: SlotId,
-        /// Of the action.
+        /// The copy of the action.
         copy: Copy,
         /// An errno.
         result: Result<(), i32>,
     },
     /// [`Action::Write`] is done, likewise.
     WriteDone {
-        /// Of the action.
+        /// The slot of the action.
         slot: SlotId,
-        /// Of the action.
+        /// The copy of the action.
         copy: Copy,
         /// An errno.
         result: Result<(), i32>,
     },
-    /// A copy is there. Nothing of before is under way there any more.
+    /// A copy is there. No earlier I/O is in flight there any more.
     Up {
-        /// Which.
+        /// The copy.
         copy: Copy,
         /// Its memory is the same as before.
         kept: bool,
     },
-    /// A copy is gone, or given up. What was under way there makes no event any more.
+    /// A copy is gone, or given up. Its I/O in flight causes no event any more.
     Down {
-        /// Which.
+        /// The copy.
         copy: Copy,
     },
-    /// A copy is about to go.
+    /// A copy is about to leave.
     Leaving {
-        /// Which.
+        /// The copy.
         copy: Copy,
     },
-    /// A copy that was about to go stays.
+    /// A copy that was about to leave stays.
     Stays {
-        /// Which.
+        /// The copy.
         copy: Copy,
     },
-    /// A copy that said an error may be filled again.
+    /// A copy that reported an error may be filled again.
     Retry,
 }
 
-/// What is to be done.
+/// An output of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Those pages, from that copy into the slot's buffer.
+    /// Read these pages from this copy into the slot's buffer.
     Read {
         /// The slot.
         slot: SlotId,
-        /// From where.
+        /// The copy to read from.
         copy: Copy,
-        /// Of the disk; part of the slot's pages.
+        /// Pages of the disk; part of the slot's pages.
         extent: Extent,
     },
-    /// Zeros into the slot's buffer, at once.
+    /// Write zeros into the slot's buffer, at once.
     Clear {
         /// The slot.
         slot: SlotId,
-        /// Of the disk; part of the slot's pages.
+        /// Pages of the disk; part of the slot's pages.
         extent: Extent,
     },
-    /// The slot's buffer, to that copy. It does not change before [`Action::Release`].
+    /// Write the slot's buffer to this copy. The buffer does not change before [`Action::Release`].
     Write {
         /// The slot.
         slot: SlotId,
-        /// To where.
+        /// The copy to write to.
         copy: Copy,
         /// All of the slot's pages.
         extent: Extent,
     },
-    /// The answer to a request of the client.
+    /// Answer a client's request.
     Reply {
         /// The slot.
         slot: SlotId,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
-    /// Nothing is under way of that slot. (The caller may need its buffer for the answer still.)
+    /// The slot is free: no I/O of it is in flight. (The caller may still need its buffer for the answer.)
     Release {
         /// The slot.
         slot: SlotId,
     },
-    /// A copy that is about to go may go: all that it has is elsewhere.
+    /// A copy that is about to leave may go: the other copy has all its pages.
     Drained {
-        /// Which.
+        /// The copy.
         copy: Copy,
     },
 }

@@ -1,35 +1,36 @@
-//! A disk that goes to another host: what its engine knows, for the engine there.
+//! A disk that goes to another host: the engine's state, for the engine there.
 
 use crate::engine::Engine;
 use crate::events::{Config, Quirk};
 use crate::pages::Pages;
 
-/// What is known of each page of a disk: whether it is zeros, and which copies have it.
+/// State of each page of a disk: whether it is zeros, and which copies have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Map(Pages);
 
 impl Map {
-    /// Of a disk of so many pages of which nothing is known: each reads as an error until it is written.
+    /// The map of a disk of this many pages with unknown content: each page reads as an error until it is
+    /// written.
     pub fn lost(pages: u64) -> Self {
         Self(Pages::lost(pages))
     }
 
-    /// How many bytes that of a disk of so many pages has.
+    /// Length in bytes of the map of a disk with this many pages.
     pub fn bytes_of(pages: u64) -> u64 {
         3 * 8 * pages.div_ceil(64)
     }
 
-    /// The same of a disk whose copies are numbered the other way round.
+    /// The same with the copies in exchanged order.
     pub fn exchanged(self) -> Self {
         Self(self.0.exchanged())
     }
 
-    /// To be sent.
+    /// The bytes to send.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.words().flat_map(u64::to_le_bytes).collect()
     }
 
-    /// What [`Self::to_bytes`] has made, of a disk of so many pages.
+    /// Parses the bytes of [`Self::to_bytes`], for a disk of this many pages.
     pub fn from_bytes(pages: u64, bytes: &[u8]) -> Option<Self> {
         let (words, rest) = bytes.as_chunks::<8>();
         let words: Vec<u64> = words.iter().copied().map(u64::from_le_bytes).collect();
@@ -39,12 +40,13 @@ impl Map {
 }
 
 impl Engine {
-    /// How many pages only copies have that stay here. `goes`: which go along.
+    /// Number of pages that only copies have that stay here. `goes`: whether each copy goes along.
     pub fn stays_behind(&self, goes: [bool; 2]) -> u64 {
         self.pages().only_elsewhere(goes)
     }
 
-    /// What the engine of another host is to know. Nothing while something is under way, or where a page would stay behind.
+    /// The state for the engine of another host. `None` while a slot is in use, or if a page would stay
+    /// behind.
     pub fn hand_over(&self, goes: [bool; 2]) -> Option<Map> {
         let is_careless = self.config().quirk == Some(Quirk::LeavesBehind);
         if !self.is_idle() || (self.stays_behind(goes) > 0 && !is_careless) {
@@ -57,8 +59,8 @@ impl Engine {
         Some(Map(pages))
     }
 
-    /// The engine of a disk that has come from another host. No copy is there yet. Nothing of `map` is what the other engine knows any more once
-    /// that one has gone on.
+    /// The engine of a disk that has come from another host. No copy is there yet. `map` is outdated once the
+    /// other engine has gone on.
     pub fn taken_over(config: Config, map: Map) -> Self {
         assert_eq!(map.0.count(), config.pages, "the map of another disk");
         Self::with_pages(config, map.0)

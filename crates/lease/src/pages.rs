@@ -1,21 +1,21 @@
-//! What is known of each page: a bit for each copy, and one for zeros.
+//! State of each page: a bit for each copy, and one for zeros.
 
 use serde::Serialize;
 
 use crate::slots::{Copy, Extent};
 
-/// How many pages are where.
+/// Numbers of pages by the copies that have them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
-    /// They are zeros, which no copy needs to have.
+    /// Pages of zeros, which no copy needs to have.
     pub zero: u64,
-    /// Both copies have them.
+    /// Pages at both copies.
     pub both: u64,
-    /// The first copy alone has them, the server's.
+    /// Pages at the first copy alone, the server's.
     pub first_only: u64,
-    /// The second copy alone has them.
+    /// Pages at the second copy alone.
     pub second_only: u64,
-    /// A write is under way, or they are lost.
+    /// Pages with a write in flight, and lost pages.
     pub neither: u64,
 }
 
@@ -31,7 +31,7 @@ fn place(page: u64) -> (usize, u64) {
 }
 
 impl Pages {
-    /// All of them are zeros.
+    /// All pages are zeros.
     pub fn new(count: u64) -> Self {
         let words = count.div_ceil(64) as usize;
         Self {
@@ -55,13 +55,13 @@ impl Pages {
         self.valid[copy.index()][word] & bit != 0
     }
 
-    /// A copy has it.
+    /// A copy has this page.
     pub fn set(&mut self, copy: Copy, page: u64) {
         let (word, bit) = place(page);
         self.valid[copy.index()][word] |= bit;
     }
 
-    /// No copy counts for them any more; zeros or not.
+    /// No copy counts for these pages any more; they become zeros or not.
     pub fn change(&mut self, extent: Extent, to_zero: bool) {
         for page in extent.pages() {
             let (word, bit) = place(page);
@@ -84,7 +84,7 @@ impl Pages {
         }
     }
 
-    /// How many pages that are no zeros none of these copies has, and another one has.
+    /// Number of pages that none of these copies has, but another one has; without zeros.
     pub fn only_elsewhere(&self, copies: [bool; 2]) -> u64 {
         let words = self.zero.iter().enumerate();
         let counts = words.map(|(word, zero)| {
@@ -97,7 +97,7 @@ impl Pages {
         counts.sum()
     }
 
-    /// The copies are numbered the other way round.
+    /// The copies in exchanged order.
     pub fn exchanged(self) -> Self {
         let [first, second] = self.valid;
         Self {
@@ -106,13 +106,13 @@ impl Pages {
         }
     }
 
-    /// The words of all three, one after the other.
+    /// The words of all three bitmaps, one after the other.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let all = [&self.zero, &self.valid[0], &self.valid[1]];
         all.into_iter().flatten().copied()
     }
 
-    /// What [`Self::words`] has said.
+    /// Parses the words of [`Self::words`].
     pub fn from_words(count: u64, words: &[u64]) -> Option<Self> {
         let each = count.div_ceil(64) as usize;
         if words.len() != 3 * each {
@@ -126,7 +126,7 @@ impl Pages {
         })
     }
 
-    /// A copy has nothing any more.
+    /// A copy has no page any more.
     pub fn forget(&mut self, copy: Copy) {
         self.valid[copy.index()].fill(0);
     }

@@ -1,4 +1,4 @@
-//! Requests that are under way: each has a slot, which is a buffer of the caller's, too.
+//! Requests in flight. Each has a slot, for which the caller has a buffer.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ pub type SlotId = u16;
 pub enum Copy {
     /// The server's memory, which is asked first.
     First,
-    /// What stands in for it.
+    /// Its stand-in.
     Second,
 }
 
 impl Copy {
-    /// Both, in the order in which they are asked.
+    /// Both copies, in the order in which they are asked.
     pub const BOTH: [Self; 2] = [Self::First, Self::Second];
 
     /// 0 or 1.
@@ -23,7 +23,7 @@ impl Copy {
         self as usize
     }
 
-    /// The other one.
+    /// The other copy.
     pub fn other(self) -> Self {
         match self {
             Self::First => Self::Second,
@@ -35,59 +35,59 @@ impl Copy {
 /// Pages in a row; at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// The first.
+    /// The first page.
     pub page: u64,
-    /// How many.
+    /// The number of pages.
     pub count: u64,
 }
 
 impl Extent {
-    /// Their numbers.
+    /// The numbers of the pages.
     pub fn pages(self) -> Range<u64> {
         self.page..self.page + self.count
     }
 
-    /// Whether they have a page in common.
+    /// Whether the extents have a page in common.
     pub fn overlaps(self, other: Self) -> bool {
         self.page < other.page + other.count && other.page < self.page + self.count
     }
 
-    /// Whether that page is one of them.
+    /// Whether this page is in the extent.
     pub fn contains(self, page: u64) -> bool {
         self.pages().contains(&page)
     }
 }
 
-/// What a client wants.
+/// An operation of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
-    /// The pages' content into the slot's buffer.
+    /// Read the pages into the slot's buffer.
     Read,
-    /// What is in the slot's buffer.
+    /// Write the slot's buffer to the pages.
     Write,
-    /// Zeros, or whatever: the client does not need them any more.
+    /// Discard the pages, which read as zeros: the client no longer needs them.
     Zero,
 }
 
-/// Why a request fails.
+/// Reason why a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// No copy that is there has the pages, or can take them.
+    /// No present copy has the pages, or can take them.
     Lost,
-    /// A copy that is there said this errno.
+    /// A present copy reported this errno.
     Errno(i32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Client(Op),
-    /// That copy gets what the other has.
+    /// This copy gets pages of the other one.
     Refill(Copy),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Others that overlap come first, or a page is still on its way to a copy.
+    /// Overlapping requests come first, or a page is still on its way to a copy.
     Waiting,
     Running,
     /// The client has its answer; copies may still be written.
@@ -97,9 +97,9 @@ pub enum Phase {
 /// The write of a slot to one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writing {
-    /// That copy gets nothing.
+    /// This copy gets no write.
     Not,
-    /// An earlier one of the same pages is under way there.
+    /// An earlier write of the same pages is in flight there.
     Queued,
     Running,
     Done,
@@ -111,14 +111,14 @@ pub struct Slot {
     pub kind: Kind,
     pub extent: Extent,
     pub phase: Phase,
-    /// Reads under way of each copy.
+    /// Reads in flight at each copy.
     pub reads: [u32; 2],
-    /// A read failed; the request is planned again when none is under way.
+    /// A read failed; the request is planned again when no read is in flight.
     pub has_failed: bool,
     /// Copies that failed while they were there: they are not asked again.
     pub avoids: [bool; 2],
     pub writes: [Writing; 2],
-    /// A bit for each of its pages that something later has changed.
+    /// A bit for each page that a later request has changed.
     pub superseded: u64,
 }
 
@@ -136,7 +136,7 @@ impl Slot {
         }
     }
 
-    /// Whether `later` must wait for this one, until the client has its answer.
+    /// Whether `later` has to wait for this request, until the client has its answer.
     pub fn comes_before(&self, later: &Self) -> bool {
         let changes = |slot: &Self| slot.kind != Kind::Client(Op::Read);
         self.phase != Phase::Replied
@@ -144,7 +144,7 @@ impl Slot {
             && (changes(self) || changes(later))
     }
 
-    /// Whether it is still to be written there.
+    /// Whether a write to this copy is queued or in flight.
     pub fn is_writing(&self, copy: Copy) -> bool {
         matches!(self.writes[copy.index()], Writing::Queued | Writing::Running)
     }

@@ -1,4 +1,4 @@
-//! The engine in a world in which servers die, hang, come back and leave, and disks are full.
+//! The engine in a world in which servers die, hang, come back and leave, and disks become full.
 //!
 //! `VERBATIM_LEASE_SEEDS=FIRST..END cargo test --release -p verbatim-lease --test model` walks further ([`verbatim_walks`]).
 
@@ -8,13 +8,13 @@ use verbatim_lease::Quirk;
 use verbatim_walks::{Of, Walk};
 use world::{BACKUPS, Backup, OUTSIDE, Outside, Rules, Tally, story, walk};
 
-/// A few seconds on two slow cores.
+/// Takes a few seconds on two slow cores.
 const SEEDS: std::ops::Range<u64> = 0..10_000;
 
-/// Within how many seeds a rule that is out of force must be noticed.
+/// Limit of seeds within which a disabled rule must be detected.
 const SEEDS_FOR_A_QUIRK: u64 = 10_000;
 
-/// How many seeds were walked, and what happened.
+/// Walks all seeds. Returns the number of seeds, and the events.
 fn all(backup: Backup) -> (u64, Tally) {
     let rules = Rules {
         backup,
@@ -106,7 +106,7 @@ fn what_the_engine_takes_for_granted_is_needed() {
     missed(OUTSIDE.map(|outside| (None, Some(outside))));
 }
 
-/// Each is found in one of the worlds.
+/// Fails unless each fault is detected in one of the worlds.
 fn missed<const N: usize>(faults: [(Option<Quirk>, Option<Outside>); N]) {
     let mut missed = Vec::new();
     for (quirk, outside) in faults {

@@ -1,4 +1,4 @@
-//! Which copy of a volume may serve, by what is durable on the hosts' disks.
+//! Decision which copy of a volume may serve, by the durable state of the hosts' disks.
 //!
 //! Each copy has a [`Sidecar`] beside its data: identity, generation, [`Role`]. It is replaced as a whole.
 //! The commit of a move is one such replacement, at the destination: from `Incoming` to `Serving`, with the
@@ -22,20 +22,23 @@
 //! `*`: durable before anything that relies on it.
 //!
 //! # Why at most one copy serves
-//! A copy serves only while its durable role is `Serving`. Let A serve with the generation g, and no other copy serve or be able to.
-//! - Another copy becomes `Serving` only by [`answer`], which wants an Ask for that session. A asks only after its `Deciding` is durable and
-//!   its tenant is held; from then on A does not serve, and neither does a process that comes after A's.
+//! A copy serves only while its durable role is `Serving`. Let A serve with the generation g, and let no
+//! other copy serve or be able to.
+//! - Another copy becomes `Serving` only by [`answer`], which requires an Ask for its session. A asks only
+//!   after its `Deciding` is durable and its tenant is held; from then on A does not serve, and neither does
+//!   a later process with A's data.
 //! - A serves again only by `NotCommitted`. That is answered only when the destination's durable role is not
 //!   (any more) the `Incoming` of that session, and no generation above g is known there. A late offer may
 //!   bring that role back, but no commit: a commit needs the source's last flush on a connection of that
 //!   session, and a source that has asked sends no more flushes. So after `NotCommitted` the session is never
 //!   committed.
-//! - A source that could not write its `Deciding` does not know whether it is there. The process after it might ask, for a destination that
-//!   has not what the tenant wrote meanwhile. So the tenant goes on only when `Serving` is durable again.
+//! - A source that could not write its `Deciding` does not know whether it is durable. A later process might
+//!   ask, for a destination without the tenant's writes since then. So the tenant goes on only when `Serving`
+//!   is durable again.
 //! - `Committed` is answered only if a generation above g is known at the destination. Only A could ask for
 //!   the next generation, and A asks for one session at a time: a host that knows a generation above g knows
-//!   that this session was committed. The highest known generation never falls, so A gets the same answer for
-//!   ever.
+//!   that this session was committed. The highest known generation never falls, so A gets the same answer
+//!   forever.
 //! - The highest generation that a host knows is the maximum of its copy's generation, the base of the offer
 //!   to it, and both numbers of its earlier copies ([`Sidecar::known`], [`Tombstone`]). So a destination
 //!   whose copy has moved on and was deleted gives the same answer as before. A destination without any trace
@@ -51,7 +54,8 @@
 //! - A destination whose session an operator has decided ([`crate::together::forced`]) asks its source in the same way ([`has_left`]).
 //! - [`revived`] is such a decision for an old copy: all later ones are lost.
 //!
-//! So at each time at most one copy is `Serving`, or is one that A's question decides; and g + 1 is given once.
+//! At each time, therefore, at most one copy is `Serving`, or can become so by A's question; and g + 1 is
+//! given once.
 //!
 //! None of this holds for a sidecar that was restored from a backup: it describes a past state. Where the
 //! number kept with the data is higher ([`crate::opening::age`]), the copy's state is unknown until an
@@ -59,9 +63,9 @@
 //!
 //! # Why it is the right data
 //! The source asks only when it holds its tenant, and the destination has acknowledged everything and flushed
-//! it. The destination commits only in the process that has flushed it. (One that came later would have the
-//! same on its disk; it cannot know, and answers `NotCommitted`.) A successful flush proves this only if no
-//! flush has failed since everything was written: [`crate::trust`].
+//! it. The destination commits only in the process that has flushed it. (A later process would have the same
+//! data on its disk, but cannot know this, and answers `NotCommitted`.) A successful flush proves this only
+//! if no flush has failed since everything was written: [`crate::trust`].
 
 mod sidecar;
 mod words;
@@ -73,10 +77,10 @@ pub use sidecar::{
 };
 pub use words::{Heard, Keep, all_overruled, forced, has_left, heard, overruled, revived, serves_by_word};
 
-/// What a source wants filled.
+/// A source's offer of a volume to fill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// Which volume.
+    /// The volume.
     pub id: VolumeId,
     /// The attempt.
     pub session: SessionId,
@@ -88,7 +92,7 @@ pub struct Offer {
     pub from: String,
 }
 
-/// Why a destination does not take an offer.
+/// Reason why a destination does not take an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// Another volume has the name.
@@ -107,7 +111,8 @@ pub enum Refusal {
     Unknown,
 }
 
-/// What a destination's sidecar must be before it takes anything of this session. `here`: what there is of that name.
+/// The sidecar that a destination needs before it takes anything of this session. `here`: the state of the
+/// copy with this name.
 pub fn prepare(here: Here<'_>, offer: &Offer) -> Result<Sidecar, Refusal> {
     let (generation, floor, suspect) = match here {
         Here::Unknown => return Err(Refusal::Unknown),
@@ -146,7 +151,7 @@ pub fn prepare(here: Here<'_>, offer: &Offer) -> Result<Sidecar, Refusal> {
 /// A source's question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// Which volume.
+    /// The volume.
     pub id: VolumeId,
     /// The attempt.
     pub session: SessionId,
@@ -154,29 +159,32 @@ pub struct Ask {
     pub base: Generation,
 }
 
-/// What a destination says.
+/// A destination's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Answer {
-    /// The volume is this host's, or was.
+    /// The session was committed: the volume is, or was, this host's.
     Committed,
-    /// It is not, and by this session never will be.
+    /// The session was not committed here, and never will be.
     NotCommitted,
-    /// Decides nothing.
+    /// No decision.
     NotKnown,
 }
 
-/// How a destination comes to an answer.
+/// A destination's way to an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// This one.
+    /// This answer.
     Say(Answer),
-    /// First this sidecar has to be durable. If it cannot be said whether it is, nothing is answered until it can.
+    /// This sidecar has to become durable before the answer. While it is uncertain whether it is, there is no
+    /// answer.
     WriteThenSay(Sidecar, Answer),
-    /// This host does not know what its copy is, or waits for its agent: an error, and no answer at all. The source asks again.
+    /// This host does not know its copy's state, or waits for its agent: an error instead of an answer. The
+    /// source asks again.
     Refuse,
 }
 
-/// The destination's part of the decision. `here` is durable; `is_complete`: this very process has flushed all of that session.
+/// The destination's part of the decision. `here` is durable; `is_complete`: this very process has flushed
+/// all data of this session.
 pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
     let here = match here {
         Here::Unknown => return Verdict::Refuse,
@@ -198,12 +206,13 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
                 false => Verdict::WriteThenSay(here.given_up(), Answer::NotCommitted),
             }
         }
-        // Written by a release that did not note the base: the copy may have served in between.
+        // A release that did not note the base has written this: the copy may have served in between.
         Role::Incomplete if here.floor == 0 => Verdict::Say(Answer::NotKnown),
         Role::Incoming { .. } | Role::Incomplete | Role::Moved { .. } => Verdict::Say(Answer::NotCommitted),
-        // It has that generation, or an older one, and serves: two copies of one age are nothing that this rule can have made.
+        // The copy serves, or served, with this generation or an older one: these rules never make two copies
+        // of the same generation.
         Role::Serving | Role::Deciding { .. } | Role::Held { .. } => Verdict::Say(Answer::NotKnown),
-        // Another rule decides. Before that nothing is known, and somebody who has been told to go on without an answer must not take this for one.
+        // Another rule decides. Until then there is no decision, and an error cannot be taken for one.
         Role::Ready { .. } => Verdict::Refuse,
     }
 }
@@ -216,7 +225,7 @@ pub fn deciding(here: &Sidecar, session: SessionId, to: &str, is_rescue: bool) -
     may.then(|| here.with(Role::Deciding { session, to }))
 }
 
-/// The source's part: what its sidecar becomes by an answer. Nothing while it decides nothing.
+/// The source's part: its sidecar after an answer. `None` for an answer without a decision.
 pub fn decided(here: &Sidecar, answer: Answer) -> Option<Sidecar> {
     let Role::Deciding { to, .. } = &here.role else {
         return None;

@@ -9,7 +9,7 @@ pub struct Dirty {
 }
 
 impl Dirty {
-    /// All of them are lacking.
+    /// The destination lacks all chunks.
     pub fn all(chunks: u64) -> Self {
         let mut words = vec![u64::MAX; chunks.div_ceil(64) as usize];
         if let (Some(last), used @ 1..) = (words.last_mut(), chunks % 64) {
@@ -22,22 +22,22 @@ impl Dirty {
         }
     }
 
-    /// How many are lacking.
+    /// The number of lacking chunks.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// How many there are.
+    /// The number of all chunks.
     pub fn chunks(&self) -> u64 {
         self.chunks
     }
 
-    /// Whether this one is.
+    /// Whether the destination lacks this chunk.
     pub fn has(&self, chunk: u64) -> bool {
         self.words[(chunk / 64) as usize] & (1 << (chunk % 64)) != 0
     }
 
-    /// From now on it is.
+    /// Marks this chunk as lacking.
     pub fn mark(&mut self, chunk: u64) {
         if !self.has(chunk) {
             self.words[(chunk / 64) as usize] |= 1 << (chunk % 64);
@@ -45,7 +45,7 @@ impl Dirty {
         }
     }
 
-    /// The destination has it.
+    /// The destination has this chunk.
     pub fn clear(&mut self, chunk: u64) {
         if self.has(chunk) {
             self.words[(chunk / 64) as usize] &= !(1 << (chunk % 64));
@@ -53,7 +53,7 @@ impl Dirty {
         }
     }
 
-    /// The first one from `chunk` on that is lacking.
+    /// The first lacking chunk from `chunk` on.
     pub fn next(&self, chunk: u64) -> Option<u64> {
         if chunk >= self.chunks {
             return None;

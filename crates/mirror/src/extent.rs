@@ -1,18 +1,19 @@
-//! A run of bytes of a volume.
+//! A range of bytes of a volume.
 
 use std::ops::RangeInclusive;
 
-/// `length` bytes from `offset` on; at least one, and the end is no overflow: whoever takes a request from outside checks it.
+/// `length` bytes from `offset` on: at least one, and the end does not overflow. Code that takes a request
+/// from outside checks this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// The first byte.
     pub offset: u64,
-    /// How many.
+    /// The number of bytes.
     pub length: u64,
 }
 
 impl Extent {
-    /// Of `length` bytes from `offset` on, if they are within a volume of `size` bytes.
+    /// The extent of `length` bytes from `offset` on, if it is within a volume of `size` bytes.
     pub fn within(size: u64, offset: u64, length: u64) -> Option<Self> {
         let end = offset.checked_add(length)?;
         (length > 0 && end <= size).then_some(Self { offset, length })
@@ -23,17 +24,17 @@ impl Extent {
         self.offset + self.length
     }
 
-    /// Whether they have a byte in common.
+    /// Whether the extents have a byte in common.
     pub fn overlaps(self, other: Self) -> bool {
         self.offset < other.end() && other.offset < self.end()
     }
 
-    /// The numbers of the chunks of that size which it touches.
+    /// The numbers of the chunks of this size that the extent touches.
     pub fn chunks(self, chunk_bytes: u64) -> RangeInclusive<u64> {
         self.offset / chunk_bytes..=(self.end() - 1) / chunk_bytes
     }
 
-    /// The chunk of that number in a volume of `size` bytes; the last one may be shorter.
+    /// The extent of this chunk in a volume of `size` bytes; the last chunk may be shorter.
     pub fn of_chunk(chunk: u64, chunk_bytes: u64, size: u64) -> Self {
         let offset = chunk * chunk_bytes;
         Self {

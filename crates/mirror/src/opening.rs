@@ -23,8 +23,8 @@ pub struct Noted {
     /// `None`: nothing was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<Kind>,
-    /// Of the file (its file system and an id of its own), or of the device (WWN, dm-uuid, serial number,
-    /// signature). Nothing in it changes over a restart.
+    /// Identity of the file (its file system and an id of its own), or of the device (WWN, dm-uuid, serial
+    /// number, signature). No part of it changes over a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
 }
@@ -42,9 +42,9 @@ pub enum Found {
     Data {
         /// Kind of the file.
         kind: Kind,
-        /// `None`: it has no identity, or does not show it (yet).
+        /// `None`: the file has no identity, or does not show it (yet).
         identity: Option<String>,
-        /// In bytes.
+        /// The length in bytes.
         length: u64,
     },
 }
@@ -57,7 +57,7 @@ pub enum Opening {
         /// Kind or identity were not noted yet: note them first.
         notes: bool,
     },
-    /// They are not there (yet): look again from time to time, and report it.
+    /// The data are not there (yet): look again from time to time, and report it.
     Wait(Awaited),
     /// The path has something that must not be touched. Look again when an operator orders it.
     Refuse(Wrong),
@@ -68,7 +68,7 @@ pub enum Opening {
 pub enum Awaited {
     /// There is nothing at the path.
     Missing,
-    /// It cannot be examined.
+    /// The path cannot be examined.
     Unreachable,
     /// A device that does not show its identity (yet).
     Unnamed,
@@ -162,23 +162,23 @@ pub enum Obstacle {
     TooSmall,
     /// Neither a file nor a block device.
     Neither,
-    /// It cannot be examined.
+    /// The path cannot be examined.
     Unreachable,
 }
 
-/// Age of a sidecar, by a number that each writing of it raises. The number in the sidecar becomes durable
-/// first, and then the one kept with the data. The new role takes effect only when both are durable.
+/// Age of a sidecar, by a number that rises with each of its writes. The number in the sidecar becomes
+/// durable first, and then the one kept with the data. The new role takes effect only when both are durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Age {
-    /// It is the latest one. The number with the data is written again if it is lower.
+    /// The sidecar is the latest one. The number with the data is written again if it is lower.
     Current,
-    /// A later one was written: this one comes from a backup. The copy's state is unknown
+    /// A later sidecar was written: this one comes from a backup. The copy's state is unknown
     /// ([`crate::decision::Here::Unknown`]).
     Old,
 }
 
-/// Compares the two numbers. `in_sidecar`: 0 from a release without the number. `with_data`: `None` where it
-/// cannot be kept with the data. A restore of both from one backup is not noticed.
+/// Compares the two numbers. `in_sidecar`: 0 from a release without the number. `with_data`: `None` if the
+/// data cannot keep a number. A restore of both from one backup is not noticed.
 pub fn age(in_sidecar: u64, with_data: Option<u64>) -> Age {
     match with_data {
         Some(with_data) if with_data > in_sidecar => Age::Old,

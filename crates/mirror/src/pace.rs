@@ -1,42 +1,44 @@
-//! How much is copied beside the tenant.
+//! The pace of the copy beside the tenant.
 //!
-//! The paper copies a chunk if `head − tail + inflight_user < TH`, with TH the depth that just saturates the disk. Here TH is found while it
-//! runs: it grows by one in each window in which the tenant's latency is what it was without a copy beside it, and is halved in
-//! one in which it is not. Where even one chunk at a time is too much, so many are begun in a window as are not: the number grows by an eighth, and is halved.
-//! TH is halved, too, in one in which chunks stand in a queue on their way to the destination's disk: they take longer than the quickest by more than what
-//! is copied then needs, and a change to a chunk that is on its way waits for it. A tenant that fills its disk all the time would let no copy through for ever: one chunk goes all the same
-//! when none has gone for [`FLOOR`].
+//! The paper copies a chunk if `head − tail + inflight_user < TH`, with TH the depth that just saturates the
+//! disk. Here TH is found at run time. It grows by one in each window in which the tenant's latency is the
+//! same as without a copy, and is halved in a window in which it is longer. If even one chunk at a time is
+//! too much, the number of chunks in a window is limited: it grows by an eighth, and is halved, by the same
+//! rule. TH is also halved in a window in which chunks queue on their way to the destination's disk, that is,
+//! take much longer than the quickest chunk: a change to a chunk on its way waits for that chunk. A tenant
+//! that fills its disk all the time would stop the copy forever: one chunk goes in any case when none has
+//! gone for [`FLOOR`].
 
 use std::time::Duration;
 
 /// The largest TH.
 pub const MAX_DEPTH: u32 = 32;
 
-/// Over which time the latency is judged.
+/// Time over which the latency is judged.
 pub const WINDOW: Duration = Duration::from_millis(50);
 
-/// At the latest after this time one chunk is copied.
+/// Time after which one chunk is copied in any case.
 pub const FLOOR: Duration = Duration::from_millis(50);
 
-/// What the tenant's requests may take longer: by this ratio, and [`SLACK`] on top.
+/// Allowed ratio of the tenant's latency with a copy to that without, and [`SLACK`] on top.
 const RATIO: f64 = 1.05;
 const SLACK: Duration = Duration::from_micros(1);
 
-/// The fewest requests by which it is judged how long they take.
+/// The fewest requests for a judgement of their latency.
 const FEWEST: u32 = 16;
 
-/// So many windows are judged together, unless fewer tell already.
+/// Number of windows that are judged together, unless fewer suffice.
 const TOGETHER: u32 = 8;
 
-/// So many chunks in a window are as many as one at a time.
+/// Number of chunks in a window that amounts to one at a time without pauses.
 const MOST_ONE_BY_ONE: u32 = 128;
 
-/// What chunks may take longer on their way than the quickest has: by this ratio, and [`QUEUE_SLACK`] on top. The quickest may have been zeros, which are not
-/// carried: so much is what a full chunk takes on a link of 1 Gbit/s, twice.
+/// Allowed ratio of a chunk's way to the quickest chunk's, and [`QUEUE_SLACK`] on top. The quickest chunk may
+/// have been zeros, which are not carried: the slack is twice the time of a full chunk on a link of 1 Gbit/s.
 const QUEUE_RATIO: f64 = 2.0;
 const QUEUE_SLACK: Duration = Duration::from_millis(4);
 
-/// How much one chunk counts in the mean of their ways, and one request in that of latencies without a copy.
+/// Weight of one chunk in the mean of their ways, and of one request in the mean latency without a copy.
 const WEIGHT: f64 = 1.0 / 16.0;
 const WEIGHT_ALONE: f64 = 1.0 / 256.0;
 
@@ -44,23 +46,24 @@ const WEIGHT_ALONE: f64 = 1.0 / 256.0;
 #[derive(Debug, Clone)]
 pub struct Pace {
     depth: u32,
-    /// In a window.
+    /// Limit of chunks in a window.
     chunks: u32,
-    /// How many there were beside each other, at most, since it was judged last.
+    /// Most chunks beside each other since the last judgement.
     most: usize,
     bytes_per_second: Option<u64>,
     /// The tenant's mean latency in seconds while nothing was copied.
     alone: Option<f64>,
-    /// How many requests there were in the windows that are judged together; and those of them that were beside chunks.
+    /// Number of requests in the windows that are judged together; and those of them that were beside chunks.
     requests: u32,
     beside: Beside,
     windows: u32,
-    /// In seconds, of chunks from when they leave until they are on the destination's disk: the quickest, and the mean of this window.
+    /// Times from a chunk's departure until it is on the destination's disk, in seconds: the quickest, and
+    /// the mean of this window.
     quickest: Option<f64>,
     way: Option<f64>,
     window_began: Duration,
     last_chunk: Option<Duration>,
-    /// Before this no chunk may begin, by the limit of bytes.
+    /// Time before which no chunk may begin, by the limit of bytes.
     not_before: Duration,
 }
 
@@ -85,12 +88,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// No more than so many bytes of copies a second from now on.
+    /// Limits copies to this many bytes a second.
     pub fn limit(&mut self, bytes_per_second: Option<u64>) {
         self.bytes_per_second = bytes_per_second;
     }
 
-    /// TH.
+    /// The present TH.
     pub fn depth(&self) -> u32 {
         self.depth
     }
@@ -106,12 +109,12 @@ impl Pace {
         self.adapt(now);
     }
 
-    /// There is a new connection, which may go another way.
+    /// There is a new connection, perhaps over another network path.
     pub fn connected(&mut self) {
         (self.quickest, self.way) = (None, None);
     }
 
-    /// A chunk has taken `took` from when it left until it was on the destination's disk.
+    /// A chunk has taken `took` from its departure until it was on the destination's disk.
     pub fn carried(&mut self, now: Duration, took: Duration) {
         let took = took.as_secs_f64();
         self.quickest = Some(self.quickest.map_or(took, |quickest| quickest.min(took)));
@@ -134,7 +137,7 @@ impl Pace {
         may
     }
 
-    /// One begins.
+    /// A chunk begins.
     pub fn begun(&mut self, now: Duration, bytes: u64) {
         self.last_chunk = Some(now);
         if let Some(limit) = self.bytes_per_second {
@@ -151,7 +154,7 @@ impl Pace {
         self.windows += 1;
         let is_judged = self.requests >= FEWEST;
         let is_slower = self.alone.is_some_and(|alone| {
-            // Of all requests, those that no chunk was beside, too.
+            // The mean is over all requests, including those without a chunk beside them.
             let longer = self.beside.longer(alone) / f64::from(self.requests);
             is_judged && longer > alone * (RATIO - 1.0) + SLACK.as_secs_f64()
         });
@@ -168,7 +171,7 @@ impl Pace {
         } else {
             self.depth = (self.depth + 1).min(MAX_DEPTH);
         }
-        // What is judged next is what that does.
+        // The next judgement covers the effect of this one.
         if is_slower || is_judged && self.windows >= TOGETHER {
             (self.requests, self.beside, self.windows, self.most) = (0, Beside::default(), 0, 0);
         }
@@ -191,8 +194,8 @@ impl Beside {
         self.squares += took * took;
     }
 
-    /// What they have taken longer, all together, than as many that take `alone`, less what may be chance: the standard error. A disk's latencies
-    /// differ by far more than what is looked for.
+    /// Extra time of these requests, in total, over as many that take `alone` each, less the standard error.
+    /// Latencies of a disk vary by far more than the effect that is looked for.
     fn longer(&self, alone: f64) -> f64 {
         let requests = f64::from(self.requests.max(1));
         let mean = self.sum / requests;
@@ -222,7 +225,7 @@ mod tests {
         }
         let before = pace.depth();
         assert!(before > 8, "{before}");
-        // By a few of them it is not judged.
+        // Too few of them are not judged.
         now += WINDOW;
         assert!(pace.allows(now, 1, 0));
         for _ in 0..FEWEST {
@@ -233,7 +236,7 @@ mod tests {
         assert_eq!(pace.depth(), before.div_ceil(2));
     }
 
-    /// A disk on which a request takes twice as long while a chunk is under way, which takes a millisecond.
+    /// A disk on which a request takes twice as long while a chunk is in flight; a chunk takes a millisecond.
     #[test]
     fn where_one_chunk_at_a_time_is_too_much_there_are_pauses() {
         let mut pace = Pace::default();
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn chunks_do_not_stand_in_a_queue() {
-        // A way on which each chunk takes a millisecond, one after the other, and two besides.
+        // A way on which each chunk takes a millisecond, one after the other, and two more.
         let mut pace = Pace::default();
         let mut now = Duration::ZERO;
         let mut deepest = 0;
@@ -298,7 +301,7 @@ mod tests {
             deepest = deepest.max(pace.depth());
         }
         assert!((3..=12).contains(&deepest), "{deepest}");
-        // A longer way, on which they do not wait for each other.
+        // A longer way, on which chunks do not wait for each other.
         pace.connected();
         for _ in 0..40 {
             now += WINDOW;

@@ -1,7 +1,7 @@
-//! The destination's side: what arrives, in which connection it counts, and whether the copy is complete.
+//! The destination's side: arrivals, the connection in which they count, and whether the copy is complete.
 //!
-//! A connection that was lost may have left writes under way. The next one is welcomed only when they have come to their end, so that
-//! none of them overtakes what the next one brings. Of several connections the last one counts.
+//! A lost connection may have left writes in flight. The next one is welcomed only when they have ended, so
+//! that none of them overtakes a write of the next one. Of several connections the last one counts.
 //!
 //! A failed write or flush poisons the receiver, on any connection: the cache may have data that the disk
 //! lacks, and no later flush reports that ([`crate::trust`]). From then on nothing counts as flushed until a
@@ -14,36 +14,36 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Line(pub u64);
 
-/// Names something that arrived.
+/// Name of an arrival: a write or a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arrival(pub u64);
 
-/// What is to be done.
+/// An output of the receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
-    /// Tell the source on that connection that it may begin.
+    /// Tell the source on this connection that it may begin.
     Welcome(Line),
-    /// Write what arrived. Ends with [`Receiver::written`].
+    /// Write the arrival's data. Ends with [`Receiver::written`].
     Write(Arrival),
     /// Flush the disk. Ends with [`Receiver::flushed`].
     Flush(Arrival),
     /// Make it durable that the copy is suspect ([`crate::trust::failed`]), and repeat that until it
     /// succeeds. Ends with [`Receiver::suspected`].
     Suspect,
-    /// Answer on that connection.
+    /// Answer on this connection.
     Answer {
         /// The connection.
         line: Line,
-        /// What.
+        /// The arrival.
         arrival: Arrival,
-        /// It is on the disk.
+        /// The write or flush has succeeded.
         is_good: bool,
     },
-    /// Close that connection: another one has come.
+    /// Close this connection: another one has come.
     Close(Line),
 }
 
-/// One volume at the host that it moves to.
+/// One volume at the destination of its move.
 #[derive(Debug, Clone, Default)]
 pub struct Receiver {
     lines: u64,
@@ -90,11 +90,11 @@ impl Receiver {
         }
     }
 
-    /// Data, or a request to zero, has arrived. Nothing if the connection does not count any more.
+    /// Data, or a request to zero, has arrived. `None` if the connection no longer counts.
     pub fn write(&mut self, line: Line, tasks: &mut Vec<Task>) -> Option<Arrival> {
         let arrival = self.arrival(line)?;
         self.is_flushed = false;
-        // A flush that runs need not cover it.
+        // A flush in progress need not cover this write.
         for (_, is_whole) in self.flushes.values_mut() {
             *is_whole = false;
         }
@@ -123,7 +123,7 @@ impl Receiver {
         }
     }
 
-    /// The source wants everything on the disk that it was told is written.
+    /// The source wants everything on the disk that was acknowledged to it as written.
     pub fn flush(&mut self, line: Line, tasks: &mut Vec<Task>) -> Option<Arrival> {
         let arrival = self.arrival(line)?;
         self.flushes.insert(arrival, (line, self.writes.is_empty()));
@@ -148,7 +148,7 @@ impl Receiver {
         }
     }
 
-    /// The end of [`Task::Suspect`]: it is durable.
+    /// The end of [`Task::Suspect`]: the note is durable.
     pub fn suspected(&mut self, tasks: &mut Vec<Task>) {
         if self.poison == Poison::Unnoted {
             self.poison = Poison::Noted;
@@ -158,7 +158,7 @@ impl Receiver {
         }
     }
 
-    /// Whether a write or a flush has failed. That session is over: its source is refused.
+    /// Whether a write or a flush has failed. The session is over then: its source is refused.
     pub fn is_poisoned(&self) -> bool {
         self.poison != Poison::None
     }
@@ -194,7 +194,7 @@ impl Receiver {
         self.is_flushed
     }
 
-    /// The volume is not to be written to any more, by anyone. True when nothing is under way.
+    /// Nothing may be written to the volume any more. Returns whether no write is in flight.
     pub fn close(&mut self) -> bool {
         self.current = None;
         self.is_flushed = false;

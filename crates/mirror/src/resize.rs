@@ -16,14 +16,14 @@ pub enum Step {
     Done,
 }
 
-/// Lengths as they are, in bytes.
+/// Present lengths in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lengths {
-    /// Of the data.
+    /// Length of the data.
     pub data: u64,
-    /// In the durable sidecar.
+    /// Length in the durable sidecar.
     pub sidecar: u64,
-    /// As clients know it.
+    /// Length that clients know.
     pub told: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A volume that moves together with its container: the session of the agents decides, and the copies obey.
+//! A volume that moves together with its instance: the session of the agents decides, and the copies obey.
 //!
 //! ```text
 //!  source                                        destination
@@ -15,13 +15,16 @@
 //! `*`: durable before anything that relies on it.
 //!
 //! # Why at most one copy serves
-//! - Both copies give their decision away before the session is decided: `Held` becomes nothing by itself, and neither does `Ready`. Each waits,
-//!   in whichever process, for the word of its own agent about the session `by`.
-//! - The session is decided once, and is committed only when the destination is `Ready`: its agent has the volume mounted for the tasks
-//!   that it restored. So both copies hear the same, and of `Moved` and `Serving` one is at each host, or the other way round.
-//! - `Ready` takes no offer, not even a later one: who is promised cannot know that an offer of that age is not a late one.
-//! - The copy that is `Ready` is written to before the decision, by the mount and by CRIU, for tasks that do not run. If the session is rolled back, it is
-//!   `Incomplete`: nothing of it counts, and the next attempt compares it.
+//! - Both copies give the decision away before the session is decided: neither `Held` nor `Ready` changes by
+//!   itself. Each waits, in any process, for the decision of its own agent about the session `by`.
+//! - The session is decided once, and is committed only when the destination is `Ready`: its agent has the
+//!   volume mounted for the tasks that it restored. So both copies get the same decision: one host has
+//!   `Moved` and the other `Serving`.
+//! - `Ready` takes no offer, not even a later one: a promised copy cannot tell a late offer of the same
+//!   generation from a new one.
+//! - A `Ready` copy is written to before the decision, by the mount and by CRIU, for tasks that do not run.
+//!   If the session is rolled back, the copy is `Incomplete`: none of its data count, and the next attempt
+//!   compares them.
 
 use crate::decision::{AgentSession, Ask, Here, Keep, Role, SessionId, Sidecar};
 
@@ -32,8 +35,9 @@ pub fn held(here: &Sidecar, session: SessionId, to: &str, by: AgentSession) -> O
     (here.may_serve() && !here.suspect).then(|| here.with(Role::Held { session, to, by }))
 }
 
-/// What a destination becomes that promises to serve if the session `by` is committed, or is already. `here` is durable; `is_complete`: this very
-/// process has flushed all of that session. Nothing if it cannot.
+/// The sidecar of a destination that promises to serve if the session `by` is committed, or has promised
+/// already. `here` is durable; `is_complete`: this very process has flushed all data of this session. `None`
+/// if it cannot promise.
 pub fn promised(here: Here<'_>, ask: &Ask, by: AgentSession, is_complete: bool) -> Option<Sidecar> {
     let Here::Copy(here) = here else {
         return None;
@@ -69,7 +73,7 @@ pub enum Settle {
     Become(Sidecar),
     /// The copy already is as decided.
     Already,
-    /// The copy does not wait for that session (any more), or there is no copy.
+    /// The copy does not wait for this session (any more), or there is no copy.
     NotMine,
     /// The session was committed, but the copy was never filled completely: an error that has to be reported.
     NotFilled,
@@ -91,7 +95,7 @@ pub fn settle(here: Here<'_>, by: AgentSession, is_committed: bool) -> Settle {
     }
     match (&here.role, is_committed) {
         (Role::Incoming { .. }, true) => Settle::NotFilled,
-        // It was given up before it was promised.
+        // The attempt was given up before the promise.
         (Role::Incoming { .. }, false) => Settle::Become(here.given_up()),
         (Role::Serving | Role::Moved { .. }, true) | (Role::Serving | Role::Incomplete, false) => {
             Settle::Already
@@ -124,7 +128,7 @@ pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     }
 }
 
-/// What a copy becomes when the session `by` is decided. Nothing if it does not wait for that.
+/// The sidecar of a copy after the decision of the session `by`. `None` if the copy does not wait for it.
 fn settled(here: &Sidecar, by: AgentSession, is_committed: bool) -> Option<Sidecar> {
     match &here.role {
         Role::Held { to, by: waits, .. } if *waits == by => Some(match is_committed {
@@ -240,7 +244,7 @@ mod tests {
         let kept = forced(&held, Keep::Source).expect("it waits");
         assert!(kept.may_serve() && kept.generation > ready().committed(1).generation);
         assert_eq!(forced(&kept, Keep::Source), None);
-        // What the other host says of it, at last.
+        // The other host's late answer.
         let (question, to) = overruled(&kept).expect("it asks on");
         assert_eq!((question, to), (ask(), "b"));
         for (here, says) in [
@@ -298,14 +302,15 @@ mod tests {
         }
     }
 
-    /// All that can happen to both copies, in each order, with each daemon killed at each step: what is durable is all that counts.
+    /// All events at both copies, in each order, with each daemon killed at each step: only durable state
+    /// counts.
     #[test]
     fn at_most_one_copy_serves_in_all_worlds() {
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
         struct World {
-            /// As they are on the disks.
+            /// The copies on the disks.
             copies: [String; 2],
-            /// The process at the destination has all.
+            /// The destination's process has all data.
             is_complete: bool,
             is_asked: bool,
             is_promised: bool,
@@ -328,7 +333,7 @@ mod tests {
             let [source, destination]: [Sidecar; 2] =
                 [0, 1].map(|side: usize| serde_json::from_str(&world.copies[side]).expect("it was written"));
             assert!(!(source.may_serve() && destination.may_serve()), "two serve");
-            // The tenant goes on at the source: what the destination has is not all any more.
+            // The tenant goes on at the source: the destination's data are no longer complete.
             if world.decision == Some(true) {
                 assert!(!source.may_serve(), "the source serves after the commit");
             }
@@ -353,7 +358,7 @@ mod tests {
                     go(&|after| after.decision = Some(true));
                 }
             }
-            // Also late, when nobody waits for it any more.
+            // The promise may also be late, without a waiter.
             if world.is_asked {
                 let by = promised(Here::Copy(&destination), &ask(), BY, world.is_complete);
                 if let Some(ready) = by {

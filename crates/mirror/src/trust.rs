@@ -56,7 +56,7 @@ pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
 /// The first action on data that a process opens, before anything is read or compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
-    /// Nothing.
+    /// No action.
     Nothing,
     /// It flushes, and compares what the cache has with the disk. A flush that fails, a difference, or a comparison that cannot be made, makes the copy suspect. The
     /// note stays until that is written down.
@@ -72,16 +72,17 @@ pub fn first(here: &Sidecar, was_cut_off: bool) -> First {
     }
 }
 
-/// The reason why a copy cannot move in that way.
+/// The reason why a copy cannot move in this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotMoved {
-    /// It is suspect, and this is not a rescue.
+    /// The copy is suspect, and this is not a rescue.
     Suspect,
-    /// It is not suspect: there is nothing to rescue.
+    /// The copy is not suspect: there is nothing to rescue.
     Sound,
 }
 
-/// Whether a copy that serves may be moved. Asked at the beginning, and again when it is held: a flush may have failed in between.
+/// Whether a copy that serves may be moved. Checked at the beginning, and again when it is held: a flush may
+/// have failed in between.
 pub fn may_move(here: &Sidecar, is_rescue: bool) -> Result<(), NotMoved> {
     match (here.suspect, is_rescue) {
         (true, false) => Err(NotMoved::Suspect),
@@ -93,18 +94,18 @@ pub fn may_move(here: &Sidecar, is_rescue: bool) -> Result<(), NotMoved> {
 /// The treatment of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum May {
-    /// It is carried out.
+    /// The request is carried out.
     Go,
-    /// It waits until the failure is noted durably.
+    /// The request waits until the failure is noted durably.
     Wait,
-    /// It fails.
+    /// The request fails.
     Fail(Failure),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
     Sound,
-    /// The note that it is suspect is being written.
+    /// The note that the copy is suspect is being written.
     Failing,
     Suspect,
 }
@@ -124,7 +125,7 @@ impl Trust {
         Self::of(here.suspect)
     }
 
-    /// The same, where it is known whether it is suspect.
+    /// The same, from the sidecar's mark.
     pub const fn of(is_suspect: bool) -> Self {
         let state = match is_suspect {
             true => State::Suspect,
@@ -133,7 +134,7 @@ impl Trust {
         Self { state }
     }
 
-    /// Before a request goes to the disk.
+    /// The treatment of a request, before it goes to the disk.
     pub fn may(&self, op: Op) -> May {
         match (self.state, op) {
             (_, Op::Read) | (State::Sound, _) => May::Go,

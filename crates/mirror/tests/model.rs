@@ -1,4 +1,5 @@
-//! The engine, the receiver and the decision in a world in which everything fails; and the paper's algorithm, which loses data there.
+//! The engine, the receiver and the decision in a world with every kind of failure; and the paper's
+//! algorithm, which loses data there.
 //!
 //! Some 20 s. `VERBATIM_VOLUME_SEEDS=FIRST..END cargo test --release -p verbatim-mirror --test model` walks further ([`verbatim_walks`]).
 
@@ -10,7 +11,7 @@ use world::{Mended, QUIRKS, Rules, Tally, Which, story, walk};
 /// Some ten seconds on two slow cores.
 const SEEDS: std::ops::Range<u64> = 0..30_000;
 
-/// Within how many seeds a fault that was put back must be found.
+/// Seeds within which a fault that was put back must be found.
 const SEEDS_FOR_A_QUIRK: u64 = 20_000;
 
 const OURS: Rules = Rules {
@@ -90,7 +91,7 @@ fn every_fault_that_is_put_back_is_found() {
             quirk: Some(quirk),
             ..OURS
         };
-        // That no copy serves any more is found at the end of a walk only.
+        // Only the end of a walk shows that no copy serves any more.
         let finds = |seed: &u64| walk(*seed, rules).0.is_some();
         match (0..SEEDS_FOR_A_QUIRK).find(finds) {
             Some(seed) => println!("{quirk:?}: seed {seed}: {:?}", walk(seed, rules).0),

@@ -1,7 +1,9 @@
-//! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and many of more.
+//! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and
+//! many with more.
 //!
-//! `VERBATIM_VOLUME_FAULTS=3` goes through all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further, and
-//! `VERBATIM_WALKED=walked.txt` leaves out what was walked with these sources ([`verbatim_walks`]).
+//! `VERBATIM_VOLUME_FAULTS=3` explores all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END`
+//! walks further, and `VERBATIM_WALKED=walked.txt` leaves out seeds that were walked with these sources
+//! ([`verbatim_walks`]).
 
 mod worlds;
 
@@ -10,7 +12,7 @@ use worlds::{QUIRKS, Quirk, Rules, explore, stroll};
 
 const SEEDS: std::ops::Range<u64> = 0..8_000;
 const NO_END: usize = usize::MAX;
-/// Within which a fault that was put back must be found, in worlds and in walks.
+/// Limits within which a fault that was put back must be found, in worlds and in walks.
 const MOST: usize = 400_000;
 const WALKS: u64 = 60_000;
 
@@ -27,7 +29,7 @@ const NONE: Rules = Rules {
     quirk: None,
 };
 
-/// Which copy may serve: folders, deletions, operators.
+/// The copy that may serve: folders, deletions, operators.
 const DECISIONS: Rules = Rules {
     hosts: 3,
     moves: 3,
@@ -36,7 +38,7 @@ const DECISIONS: Rules = Rules {
     ..NONE
 };
 
-/// What may be believed of a copy: flushes that fail, power, data that are not those.
+/// Trust in a copy: flushes that fail, power, wrong data.
 const DISKS: Rules = Rules {
     moves: 2,
     writes: 2,
@@ -115,7 +117,7 @@ fn in_all_worlds_one_copy_may_serve_and_there_is_a_way_out() {
     );
 }
 
-/// One fault less: there are more orders.
+/// With one fault less, since there are more orders.
 #[test]
 fn in_all_worlds_a_volume_may_come_back_to_where_it_was() {
     let faults = faults() - 1;
@@ -156,7 +158,7 @@ fn walks_through_everything_at_once() {
     assert!(steps >= 20 * walks, "walks end early: {steps} steps");
 }
 
-/// In which worlds, or walks, a fault is found that was put back.
+/// The world or walk that finds a fault that was put back.
 fn finds(quirk: Quirk) -> Option<String> {
     let name = |name: &str, wrong: String| {
         let what = wrong.lines().next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! The process of a disk: how it begins, and how it ends.
+//! The process of a disk: its start, and its end.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -22,63 +22,63 @@ use crate::disk::{Disk, Inbox, Message, SLOTS, Second, Server, Settings};
 use crate::link;
 use crate::wire::Session;
 
-/// So long goodbyes may take.
+/// Limit for the goodbyes to servers.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// What stands in for the server.
+/// The stand-in for the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackupChoice {
-    /// Nothing: what a server takes along is lost, and reads as errors.
+    /// None: pages that are lost with a server read as errors.
     None,
-    /// A file or block device; a file of this process's own if none is named.
+    /// A file or block device; without a path, a file of this process's own.
     File(Option<PathBuf>),
     /// Another server.
     Mirror(String),
 }
 
-/// What is to be attached.
+/// Parameters of a disk to attach.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// The server.
     pub host: String,
-    /// How much.
+    /// The length in bytes.
     pub bytes: u64,
-    /// Its name here.
+    /// The disk's name on this host.
     pub name: String,
-    /// What stands in for the server.
+    /// The stand-in for the server.
     pub backup: BackupChoice,
-    /// Make it a block device of this machine, too.
+    /// Make the disk a block device of this machine as well.
     pub device: bool,
-    /// So long a page may take.
+    /// Limit for the server to transfer a page.
     pub deadline: Duration,
-    /// So long its process looks for work before it sleeps.
+    /// Time for which the disk's process looks for work before it sleeps.
     pub spin: Duration,
     /// This host's name.
     pub own: String,
     /// The servers' port.
     pub port: u16,
-    /// hosts.json and tls/ are in it.
+    /// The folder of hosts.json and tls/.
     pub config_dir: PathBuf,
-    /// Sockets are in it.
+    /// The folder of the sockets.
     pub runtime_dir: PathBuf,
-    /// A file without a name is made here.
+    /// The folder of a file without a path.
     pub state_dir: PathBuf,
-    /// For clients, if that is not as usual. Its folder is there.
+    /// The socket for clients, if it is not the usual one. Its folder exists.
     pub socket: Option<PathBuf>,
-    /// The instance whose disk it is.
+    /// The instance that the disk belongs to.
     pub instance: Option<String>,
-    /// It comes from another host in that session.
+    /// The session in which the disk comes from another host.
     pub arriving: Option<Session>,
 }
 
 impl Wanted {
-    /// Where it listens.
+    /// The sockets of the disk.
     pub fn sockets(&self) -> Sockets {
         Sockets::new(&self.runtime_dir, &self.name).at(self.socket.clone())
     }
 }
 
-/// A disk that is there, and whose process this is from here on.
+/// A disk that is ready; this process becomes the disk's from here on.
 pub struct Ready {
     disk: Disk,
     device: Option<PathBuf>,
@@ -87,7 +87,7 @@ pub struct Ready {
     ended: mpsc::Receiver<()>,
 }
 
-/// Makes it; an error says what is lacking.
+/// Makes the disk; the error names a missing requirement.
 pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
     if !wanted.bytes.is_multiple_of(PAGE_BYTES) {
         bail!("a swap disk has whole pages of {PAGE_BYTES} bytes");
@@ -104,7 +104,7 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
         true => Urgency::RealTime,
         false => Urgency::Ordinary,
     };
-    // Threads inherit it.
+    // Later threads inherit this.
     for line in verbatim_paging::enter(urgency) {
         tracing::warn!("{line}");
     }
@@ -170,7 +170,7 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
             let inbox = inbox.clone();
             Box::new(move |host, copy| {
                 let (sender, receiver) = unbounded_channel();
-                // It is new, whatever the disk was when it was made.
+                // The lease is new, even if the disk's first one was not.
                 let config = link::Config {
                     arriving: None,
                     ..pattern.of(host)
@@ -199,14 +199,14 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
     })
 }
 
-/// How what a link says comes to the disk.
+/// Passes the news of a link to the disk.
 fn tell(inbox: &Inbox, copy: Copy) -> link::Tell {
     let inbox = inbox.clone();
     Box::new(move |news| inbox.link(copy, news))
 }
 
 impl Ready {
-    /// Where it is: the device, or how clients connect.
+    /// The device, or the clients' address.
     pub fn place(&self) -> String {
         match &self.device {
             Some(device) => device.display().to_string(),
@@ -214,19 +214,19 @@ impl Ready {
         }
     }
 
-    /// Serves it until it is detached.
+    /// Serves the disk until it is detached.
     pub fn run(self) -> anyhow::Result<()> {
         let served = self.disk.run();
         self.sockets.remove();
         self.control.end();
-        // Links say goodbye; a server that hears none ends the lease by itself, later.
+        // Links say goodbye; without it a server ends the lease by itself, later.
         let _ = self.ended.recv_timeout(GOODBYE);
         served
     }
 }
 
-/// Starts such a process in the background, and waits until its disk is there. `arguments` are those of this one, which make it run
-/// in the foreground there. What it says then: where the disk is.
+/// Starts the disk's process in the background, and waits until the disk is ready. `arguments` are those of
+/// this process; with them the other one runs in the foreground. Returns its output: the disk's place.
 pub fn in_background(wanted: &Wanted, arguments: Vec<std::ffi::OsString>) -> anyhow::Result<String> {
     let sockets = wanted.sockets();
     std::fs::create_dir_all(wanted.runtime_dir.join("swap"))?;
@@ -239,7 +239,7 @@ pub fn in_background(wanted: &Wanted, arguments: Vec<std::ffi::OsString>) -> any
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
-        // Keys of a terminal are not meant for it.
+        // Keys of a terminal are not meant for this process.
         .process_group(0);
     let mut child = command.spawn().context("cannot start the disk's process")?;
     let mut line = String::new();
@@ -253,9 +253,9 @@ pub fn in_background(wanted: &Wanted, arguments: Vec<std::ffi::OsString>) -> any
     bail!("{}", why.unwrap_or(&said).trim())
 }
 
-/// Says that it is there to who waits, and waits no longer for who reads.
+/// Announces the disk to the waiting command. Does not wait for its reader.
 pub fn announce(line: &str) {
     let mut output = std::io::stdout();
-    // Who asked may have gone.
+    // The reader may have gone.
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());
 }

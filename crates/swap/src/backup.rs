@@ -1,5 +1,6 @@
-//! The file that stands in for a server: threads that read and write it, past the page cache where its file system can do that. Where it cannot, each write is on
-//! the disk before it counts: Linux says to no write that an earlier one has failed, and gives its page up, which would then be read as it was before.
+//! The file that stands in for a server: threads read and write it, past the page cache if its file system
+//! can do that. Otherwise each write is on the disk before it counts: Linux reports the failure of an earlier
+//! write to no later write, and drops the page, which would then be read with its earlier content.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -15,7 +16,7 @@ use verbatim_lease::{Extent, SlotId};
 
 use crate::block::{Block, PAGE_BYTES, place};
 
-/// How many requests of the file are under way at a time.
+/// Number of requests of the file in flight.
 const THREADS: usize = 4;
 
 /// A small stack is enough for two system calls, and all of it is locked.
@@ -23,21 +24,21 @@ const STACK_BYTES: usize = 128 << 10;
 
 /// Something to do.
 pub enum Job {
-    /// Of that slot, all of it.
+    /// Write this extent of the slot.
     Write(SlotId, Extent, Arc<Block>),
-    /// Into that block, from its beginning on.
+    /// Read into this block, from its beginning on.
     Read(SlotId, Extent, Box<Block>),
 }
 
-/// How it went.
+/// The result of a job.
 pub struct Done {
     /// The slot.
     pub slot: SlotId,
     /// The pages.
     pub extent: Extent,
-    /// Of a read, the block.
+    /// The block of a read.
     pub read: Option<Box<Block>>,
-    /// An errno.
+    /// The errno of a failure.
     pub result: Result<(), i32>,
 }
 
@@ -53,16 +54,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An open one. Its threads end with the process.
+/// An open file. Its threads end with the process.
 pub struct Backup {
     shared: Arc<Shared>,
-    /// It goes through the page cache.
+    /// The file goes through the page cache.
     pub is_cached: bool,
 }
 
 impl Backup {
-    /// Opens it, with room for `bytes`. A file that is made for this has no name from here on, so that nothing is left of it however this
-    /// process ends. `wake` is written when something is done; `most` is what is under way at most.
+    /// Opens the file, with room for `bytes`. A file that is made for this purpose has no name from here on,
+    /// so that nothing is left of it after any end of this process. `wake` is written when a job is done;
+    /// `most` is the limit of jobs in flight.
     pub fn open(path: &Path, bytes: u64, most: usize, wake: Arc<OwnedFd>) -> anyhow::Result<Self> {
         let is_new = !path.exists();
         let open = |flags| {
@@ -104,13 +106,13 @@ impl Backup {
         Ok(Self { shared, is_cached })
     }
 
-    /// Has it done, soon.
+    /// Gives a job to the threads.
     pub fn submit(&self, job: Job) {
         lock(&self.shared.jobs).push_back(job);
         self.shared.more.notify_one();
     }
 
-    /// The next that is done.
+    /// The next result.
     pub fn take(&self) -> Option<Done> {
         lock(&self.shared.done).pop_front()
     }
@@ -125,7 +127,7 @@ fn room(file: &File, bytes: u64) -> anyhow::Result<()> {
         return Ok(());
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        // Not every file system can promise room.
+        // Not every file system can reserve room.
         Err(rustix::io::Errno::OPNOTSUPP) => Ok(file.set_len(bytes)?),
         done => Ok(done?),
     }
@@ -147,7 +149,7 @@ fn work(shared: &Shared) {
             Job::Write(slot, extent, block) => {
                 let bytes = &block.bytes()[place(extent.page, extent)];
                 let result = errno(shared.file.write_all_at(bytes, extent.page * PAGE_BYTES));
-                // Before anybody hears of it: the slot may be used again then.
+                // Before the result is visible: the slot may be used again then.
                 drop(block);
                 Done {
                     slot,

@@ -14,23 +14,23 @@ pub const SLOT_BYTES: usize = (SLOT_PAGES * PAGE_BYTES) as usize;
 pub struct Block([u8; SLOT_BYTES]);
 
 impl Block {
-    /// Zeros.
+    /// A block of zeros.
     pub fn new() -> Box<Self> {
         Box::new(Self([0; SLOT_BYTES]))
     }
 
-    /// Its bytes.
+    /// The bytes of the block.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Its bytes.
+    /// The bytes of the block, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
 }
 
-/// Where in a slot that begins at page `first` these pages lie.
+/// The place of these pages in a slot that begins at page `first`.
 pub fn place(first: u64, extent: verbatim_lease::Extent) -> std::ops::Range<usize> {
     let start = ((extent.page - first) * PAGE_BYTES) as usize;
     start..start + (extent.count * PAGE_BYTES) as usize

@@ -14,16 +14,16 @@ use crate::control::{Sockets, order};
 use crate::disk::{Order, Status};
 use crate::server::{self, Config};
 
-/// How often it is looked whether all have left.
+/// Interval of the checks whether all owners have left.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The port of memory servers.
 pub const PORT: u16 = 4795;
 
-/// So long a server may take for a page, if nothing else is said.
+/// The default limit for a server to transfer a page.
 pub const DEADLINE_MS: u64 = 3000;
 
-/// What can be done with this host's memory.
+/// The commands on this host's memory.
 #[derive(Debug, Subcommand)]
 #[allow(missing_docs, reason = "a comment would become a command's help")]
 pub enum MemoryCommand {
@@ -33,7 +33,7 @@ pub enum MemoryCommand {
                       seconds for it: those with a backup lose nothing. `verbatim nic` must run here."
     )]
     Serve(ServeArguments),
-    /// Hand what is here over to another memory server, while its owners go on.
+    /// Hand the memory given from here over to another memory server, while its owners go on.
     #[command(
         after_help = "Examples:\n  verbatim memory hand-over --to host3\n  verbatim memory hand-over --cancel\n\nReturns when all pages have left; the server \
                       can be ended then, and gives nothing to anybody until --cancel. Owners take their pages themselves. Ctrl-C leaves them to it.\nExit status: 0 \
@@ -43,16 +43,16 @@ pub enum MemoryCommand {
         /// The other memory server. `verbatim memory serve` must run there, with room.
         #[arg(long, value_name = "HOST", required_unless_present = "cancel")]
         to: Option<String>,
-        /// What is still here stays.
+        /// Leave the rest of the pages here.
         #[arg(long, conflicts_with = "to")]
         cancel: bool,
-        /// How long to wait until all have left.
+        /// The longest wait until all owners have left.
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         timeout: u64,
         #[command(flatten)]
         common: Common,
     },
-    /// Say who has how much of it.
+    /// List the owners and their shares.
     #[command(after_help = "Example:\n  verbatim memory status --json")]
     Status {
         #[command(flatten)]
@@ -60,7 +60,7 @@ pub enum MemoryCommand {
     },
 }
 
-/// What can be done with memory of other hosts.
+/// The commands on memory of other hosts.
 #[derive(Debug, Subcommand)]
 #[allow(missing_docs, reason = "a comment would become a command's help")]
 #[allow(clippy::large_enum_variant, reason = "there is one, for a moment")]
@@ -80,7 +80,7 @@ pub enum SwapCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Say how a swap disk is: which copies are there, and how much each has.
+    /// Show the state of a swap disk: its copies, and the pages of each.
     #[command(after_help = "Example:\n  verbatim swap status host2")]
     Status {
         /// The disk.
@@ -88,7 +88,7 @@ pub enum SwapCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// End a swap disk; what is on it is gone.
+    /// End a swap disk; its content is lost.
     #[command(
         after_help = "Example:\n  swapoff /dev/nbd0 && nbd-client -d /dev/nbd0 && verbatim swap detach host2"
     )]
@@ -103,7 +103,7 @@ pub enum SwapCommand {
     },
 }
 
-/// What most of them take.
+/// Arguments that most commands share.
 #[derive(Debug, Args)]
 pub struct Common {
     /// The folder of the sockets.
@@ -114,7 +114,7 @@ pub struct Common {
     pub json: bool,
 }
 
-/// Who this host is.
+/// The identity of this host.
 #[derive(Debug, Args)]
 pub struct Host {
     /// This host's name in hosts.json and in its certificate; its host name if not given.
@@ -128,10 +128,10 @@ pub struct Host {
     pub port: u16,
 }
 
-/// What a server takes.
+/// Arguments of a memory server.
 #[derive(Debug, Args)]
 pub struct ServeArguments {
-    /// The most that is given away, in bytes, or with K, M, G or T. It is taken from this host when it is given.
+    /// The most memory to give, in bytes, or with K, M, G or T. It is taken from this host when it is given.
     #[arg(long, value_parser = size)]
     pub size: u64,
     /// This host's name in hosts.json and in its certificate; its host name if not given.
@@ -154,45 +154,47 @@ pub struct ServeArguments {
     pub leave: u64,
 }
 
-/// What a disk takes.
+/// Arguments of a disk.
 #[derive(Debug, Args)]
 #[allow(missing_docs, reason = "a comment would become the command's help")]
 pub struct AttachArguments {
     /// The memory server.
     pub host: String,
-    /// How large, in bytes, or with K, M, G or T.
+    /// The length, in bytes, or with K, M, G or T.
     #[arg(value_parser = size)]
     pub size: u64,
-    /// What takes over when the server dies, hangs or leaves: file, file=PATH (a file or block device), mirror=HOST, or none.
+    /// The stand-in when the server dies, hangs or leaves: file, file=PATH (a file or block device),
+    /// mirror=HOST, or none.
     #[arg(long, value_parser = backup, default_value = "file")]
     pub backup: BackupChoice,
-    /// What the disk is called here; as the server if not given.
+    /// The disk's name on this host; by default the server's.
     #[arg(long)]
     pub name: Option<String>,
-    /// Make it a block device of this machine, too, by the kernel's NBD client (/dev/nbd*), and print that. `verbatim nic --locked` must run here.
+    /// Make it a block device of this machine as well, by the kernel's NBD client (/dev/nbd*), and print the
+    /// device's path. `verbatim nic --locked` must run here.
     #[arg(long)]
     pub device: bool,
-    /// How long the server may take for a page before it is given up.
+    /// Limit for the server to transfer a page before it is given up.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = DEADLINE_MS, value_parser = clap::value_parser!(u64).range(10..))]
     pub deadline: u64,
-    /// How long the disk's process looks for requests and for pages before it sleeps: longer saves the wake-ups of the next one, and takes a core
-    /// meanwhile. As `verbatim nic --spin`, which is about the RNIC. The process is without real-time priority then, so it is not for
-    /// --device.
+    /// Time for which the disk's process looks for requests and pages before it sleeps. A longer time saves
+    /// wake-ups, and takes a core meanwhile. `verbatim nic --spin` is the same for the RNIC. The process then
+    /// has no real-time priority, so this is not for --device.
     #[arg(long, value_name = "MICROSECONDS", env = "VERBATIM_SWAP_SPIN", default_value_t = 0, conflicts_with = "device", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub spin: u32,
     /// The folder of backup files without a name.
     #[arg(long, default_value = "/var/lib/verbatim/swap")]
     pub state_dir: PathBuf,
-    /// The socket for clients, if it is not to be DIR/swap/NAME.sock of the runtime folder. Its folder must be there.
+    /// The socket for clients, in place of DIR/swap/NAME.sock of the runtime folder. Its folder must exist.
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// The instance whose disk it is; agents say that.
+    /// The instance that the disk belongs to; given by agents.
     #[arg(long, hide = true)]
     pub instance: Option<String>,
-    /// The session of agents in which it comes from another host; agents say that.
+    /// The session of agents in which the disk comes from another host; given by agents.
     #[arg(long, hide = true)]
     pub arriving: Option<u64>,
-    /// Serve in this process, until it is told to stop.
+    /// Serve in this process, until a signal stops it.
     #[arg(long)]
     pub foreground: bool,
     #[command(flatten)]
@@ -201,7 +203,7 @@ pub struct AttachArguments {
     pub common: Common,
 }
 
-/// Does what was typed.
+/// Runs the command.
 pub fn memory(command: MemoryCommand) -> anyhow::Result<ExitCode> {
     match command {
         MemoryCommand::Serve(arguments) => {
@@ -219,7 +221,7 @@ pub fn memory(command: MemoryCommand) -> anyhow::Result<ExitCode> {
                 .enable_all()
                 .build()?;
             runtime.block_on(server::run(config))?;
-            // Memory that is being made or given back goes with the process.
+            // Memory that is being allocated or freed goes with the process.
             runtime.shutdown_timeout(Duration::from_millis(100));
         }
         MemoryCommand::Status { common } => {
@@ -236,7 +238,7 @@ pub fn memory(command: MemoryCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Does what was typed.
+/// Runs the command.
 pub fn swap(command: SwapCommand) -> anyhow::Result<ExitCode> {
     match command {
         SwapCommand::Attach(arguments) => attach(arguments)?,
@@ -245,7 +247,7 @@ pub fn swap(command: SwapCommand) -> anyhow::Result<ExitCode> {
             for sockets in Sockets::all(&common.runtime_dir) {
                 match in_runtime(order(&sockets, &Order::Status)) {
                     Ok(status) => all.push(status),
-                    // Its process was killed.
+                    // The disk's process was killed.
                     Err(_) => sockets.remove(),
                 }
             }
@@ -284,7 +286,7 @@ async fn ask_server(common: &Common, order: &server::Order) -> anyhow::Result<se
     answer.map_err(anyhow::Error::msg)
 }
 
-/// Returns when all have left, or when it is cancelled.
+/// Returns when all owners have left, or when the hand-over is cancelled.
 async fn hand_over(common: &Common, to: Option<String>, limit: Duration) -> anyhow::Result<server::Status> {
     let end = tokio::time::Instant::now() + limit;
     let mut status = ask_server(common, &server::Order::HandOver { to: to.clone() }).await?;
@@ -499,7 +501,7 @@ fn print_served(status: &server::Status, is_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads what stands in for the server.
+/// Parses the stand-in for the server.
 pub fn backup(text: &str) -> Result<BackupChoice, String> {
     match text.split_once('=') {
         None if text == "none" => Ok(BackupChoice::None),
@@ -510,7 +512,7 @@ pub fn backup(text: &str) -> Result<BackupChoice, String> {
     }
 }
 
-/// Reads a size in bytes, or with K, M, G or T.
+/// Parses a size in bytes, or with K, M, G or T.
 pub fn size(text: &str) -> Result<u64, String> {
     let upper = text.to_ascii_uppercase();
     let (number, shift) = match upper.find(['K', 'M', 'G', 'T']) {

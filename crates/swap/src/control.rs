@@ -1,4 +1,4 @@
-//! The thread of a disk that takes clients and commands, and signals.
+//! The thread of a disk that takes clients, commands and signals.
 
 use std::io::{BufRead, Write};
 use std::os::fd::AsRawFd;
@@ -25,12 +25,12 @@ use crate::negotiation::negotiate;
 pub struct Sockets {
     folder: PathBuf,
     name: String,
-    /// For clients, if it is not in the folder.
+    /// The socket for clients, if it is not in the folder.
     own: Option<PathBuf>,
 }
 
 impl Sockets {
-    /// In the folder of all of them.
+    /// The sockets in the common folder.
     pub fn new(runtime_dir: &Path, name: &str) -> Self {
         Self {
             folder: runtime_dir.join("swap"),
@@ -44,7 +44,7 @@ impl Sockets {
         Self { own, ..self }
     }
 
-    /// Of all disks of this host, by name.
+    /// The sockets of all disks of this host, by name.
     pub fn all(runtime_dir: &Path) -> Vec<Self> {
         let entries = std::fs::read_dir(runtime_dir.join("swap"))
             .into_iter()
@@ -59,28 +59,28 @@ impl Sockets {
         names.iter().map(|name| Self::new(runtime_dir, name)).collect()
     }
 
-    /// For clients.
+    /// The socket for clients.
     pub fn nbd(&self) -> PathBuf {
         let usual = || self.folder.join(format!("{}.sock", self.name));
         self.own.clone().unwrap_or_else(usual)
     }
 
-    /// For commands.
+    /// The socket for commands.
     pub fn control(&self) -> PathBuf {
         self.folder.join(format!("{}.control", self.name))
     }
 
-    /// What a process in the background says.
+    /// The log of a process in the background.
     pub fn log(&self) -> PathBuf {
         self.folder.join(format!("{}.log", self.name))
     }
 
-    /// For NBD clients.
+    /// The address for NBD clients.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///{}?socket={}", self.name, self.nbd().display())
     }
 
-    /// Neither leads anywhere.
+    /// Removes both sockets.
     pub fn remove(&self) {
         let _ = std::fs::remove_file(self.control());
         let _ = std::fs::remove_file(self.nbd());
@@ -103,7 +103,7 @@ pub async fn order(sockets: &Sockets, order: &Order) -> anyhow::Result<Status> {
     }
 }
 
-/// The same for a thread that may block, for so long at most.
+/// The same for a thread that may block, within this limit.
 pub fn order_now(sockets: &Sockets, order: &Order, limit: Duration) -> anyhow::Result<Status> {
     let stream = StdStream::connect(sockets.control());
     let mut stream = stream.with_context(|| none(sockets))?;
@@ -134,7 +134,7 @@ pub fn is_nobody_there(error: &anyhow::Error) -> bool {
     verbatim_volume::control::is_nobody_there(error)
 }
 
-/// Listens on a socket; whoever was killed may have left it.
+/// Listens on a socket, and replaces one that a killed process has left.
 fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     let bind = || {
         let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
@@ -142,7 +142,7 @@ fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(folder, flags, Mode::empty())?;
-        // By the folder's descriptor, since a path of a socket has 107 bytes at most.
+        // The path goes through the folder's descriptor, since the path of a socket has at most 107 bytes.
         let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
         let _ = std::fs::remove_file(&short);
         UnixListener::bind(&short)
@@ -150,7 +150,7 @@ fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     bind().with_context(|| format!("cannot listen on {}", socket.display()))
 }
 
-/// So long the last answers to commands may take.
+/// Limit for the last answers to commands.
 const LAST: Duration = Duration::from_secs(2);
 
 /// The thread.
@@ -160,15 +160,15 @@ pub struct Control {
 }
 
 impl Control {
-    /// Nobody is taken any more. Commands have their answers when this returns.
+    /// Accepts nothing more. Commands have their answers when this returns.
     pub fn end(self) {
-        // A thread that has ended needs no word.
+        // The thread may have ended already.
         let _ = self.end.send(());
         let _ = self.thread.join();
     }
 }
 
-/// Takes clients and commands from here on. The sockets are there when this returns.
+/// Accepts clients and commands from here on. The sockets exist when this returns.
 pub fn start(
     sockets: &Sockets,
     bytes: u64,
@@ -182,7 +182,7 @@ pub fn start(
         let stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         anyhow::Ok((listen(&sockets.nbd())?, listen(&sockets.control())?, stop))
     })?;
-    // At a socket of its own there is nothing else.
+    // A socket of its own has no other export.
     let name = match sockets.own {
         Some(_) => String::new(),
         None => sockets.name.clone(),
@@ -199,7 +199,7 @@ pub fn start(
                     () = run((nbd, control), stop, (&name, bytes, device.as_deref()), &inbox, &mut commands) => {}
                 }
                 let answers = async { while commands.join_next().await.is_some() {} };
-                // Who has not said yet what it wants sees the end of its connection.
+                // Clients that are still negotiating see the end of their connection.
                 let _ = tokio::time::timeout(LAST, answers).await;
             });
             // Clients that are just connecting see the same.
@@ -228,17 +228,17 @@ async fn run(
             accepted = control.accept() => if let Ok((stream, _)) = accepted {
                 let (inbox, device) = (inbox.clone(), device.map(Path::to_owned));
                 commands.spawn(async move {
-                    // Who was cut off knows.
+                    // The command sees the end of its connection.
                     let _ = command(stream, &inbox, device).await;
                 });
             },
-            // What has ended is forgotten.
+            // A command that has ended.
             Some(_) = commands.join_next() => {}
         }
     }
 }
 
-/// By a signal: whoever sends it means it.
+/// A signal ends the disk even while clients use it.
 fn ask_to_end(inbox: &Inbox) {
     let (answer, _) = oneshot::channel();
     inbox.put(Message::Order(Order::Detach { force: true }, answer));

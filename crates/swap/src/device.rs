@@ -1,7 +1,7 @@
 //! The disk as a block device of this machine, by the kernel's own NBD client (module `nbd`).
 //!
-//! The kernel has one end of a pair of sockets, the disk the other. On that path the kernel allocates from its own reserves, and this process
-//! allocates nothing. The device goes with this process, however that ends.
+//! The kernel has one end of a pair of sockets, the disk the other. On this path the kernel allocates from
+//! its own reserves, and this process allocates nothing. The device goes at any end of this process.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -28,20 +28,20 @@ const NBD_SET_FLAGS: libc::Ioctl = 0xab0a;
 const HAS_FLAGS: libc::c_ulong = 1;
 const SEND_TRIM: libc::c_ulong = 32;
 
-/// So long the kernel may take to begin.
+/// Limit for the kernel to begin.
 const BEGIN: Duration = Duration::from_secs(10);
 
-/// Its threads need little.
+/// Stack of the device's threads, which need little.
 const STACK_BYTES: usize = 64 << 10;
 
-/// A device that is there.
+/// A device of this machine.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
 }
 
 impl Device {
-    /// Makes one of so many bytes, and the socket by which the kernel asks for them.
+    /// Makes a device of this many bytes, and the socket for the kernel's requests.
     pub fn new(bytes: u64) -> anyhow::Result<(Self, UnixStream)> {
         let (path, file) = free()?;
         let (theirs, ours) = UnixStream::pair()?;
@@ -58,7 +58,7 @@ impl Device {
         Ok((device, ours))
     }
 
-    /// A thread that is in the kernel as long as the device is there.
+    /// Starts a thread that stays in the kernel as long as the device exists.
     fn begin(&self, file: File, theirs: OwnedFd) -> anyhow::Result<()> {
         let ended = Arc::new(std::sync::OnceLock::new());
         let (ended_by, name) = (ended.clone(), self.name());
@@ -74,7 +74,7 @@ impl Device {
                 }
                 let _ = ended_by.set(result);
             })?;
-        // The kernel shows who serves a device once it takes requests.
+        // The kernel shows the process that serves a device once it takes requests.
         let pid = Path::new("/sys/block").join(self.name()).join("pid");
         let limit = Instant::now() + BEGIN;
         while !pid.exists() {
@@ -94,14 +94,14 @@ impl Device {
         name.to_string_lossy().into_owned()
     }
 
-    /// Where it is.
+    /// The path of the device.
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Whether this machine swaps on a device, or something else has it for itself. Never asked by the thread that serves it: opening a device may
-/// read from it.
+/// Whether this machine swaps on a device, or another user has it exclusively. The thread that serves the
+/// device must not ask this: opening a device may read from it.
 pub fn is_in_use(path: &Path) -> bool {
     let exclusive = OpenOptions::new()
         .read(true)
@@ -110,10 +110,10 @@ pub fn is_in_use(path: &Path) -> bool {
     matches!(exclusive, Err(error) if error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// A device of the kernel's that nobody serves.
+/// A free device of the kernel.
 fn free() -> anyhow::Result<(PathBuf, File)> {
     if !Path::new("/sys/module/nbd").exists() {
-        // What it says is less than that there is no device.
+        // A failure shows as a missing device.
         let _ = Command::new("modprobe").arg("nbd").output();
     }
     for number in 0.. {
@@ -128,7 +128,7 @@ fn free() -> anyhow::Result<(PathBuf, File)> {
         if is_in_use(&path) {
             continue;
         }
-        // Of two that find the same one free the kernel refuses one.
+        // If two processes find the same device free, the kernel refuses one of them.
         let file = OpenOptions::new().read(true).write(true).open(&path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         return Ok((path, file));

@@ -1,7 +1,8 @@
-//! One swap disk: a loop that waits for everything at once, and never for one thing.
+//! One swap disk: a loop that waits for all events at once, and never for a single one.
 //!
-//! Once it runs it allocates nothing on the way of a page: slots, queues and buffers are made before, and a client that wants more than there
-//! are waits. A quarter of the slots is for reads: what must come back does not wait for what cannot be written.
+//! Once it runs, it allocates nothing on the path of a page: slots, queues and buffers are made before, and a
+//! client that wants more than there are waits. A quarter of the slots is for reads, so that reads do not
+//! wait for writes that cannot end.
 
 mod client;
 mod handing;
@@ -31,67 +32,68 @@ use client::{Client, Request, RequestId};
 use handing::Handing;
 use moving::{Leaving, Tenure, Waiting};
 
-/// Requests that are under way, each of up to [`SLOT_PAGES`].
+/// Number of requests in flight, each of up to [`SLOT_PAGES`].
 pub const SLOTS: SlotId = 128;
 
-/// Of them for reads only.
+/// Slots for reads only.
 const FOR_READS: usize = SLOTS as usize / 4;
 
 /// Clients at a time.
 const CLIENTS: usize = 16;
 
-/// READs of different copies that one slot may need, and more.
+/// Upper bound of the RDMA READs that slots may need, of different copies.
 const FLIGHTS: usize = SLOTS as usize * SLOT_PAGES as usize;
 
-/// Blocks for what is read from a file.
+/// Blocks for reads of a file.
 const SPARES: usize = 16;
 
-/// A copy that said an error is tried again after this time.
+/// Time after which a copy that reported an error is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
 const WAKE: u64 = u64::MAX;
 const REMOTE: u64 = u64::MAX - 2;
 
-/// What stands in for the first server.
+/// The stand-in for the first server.
 #[allow(clippy::large_enum_variant, reason = "there is one, for a moment")]
 pub enum Second {
     /// Nothing.
     None,
-    /// A file, and its path for people.
+    /// A file, and its path for display.
     File(Backup, String),
     /// Another server.
     Server(Server),
 }
 
-/// How a disk is.
+/// Parameters of a disk.
 pub struct Settings {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its length.
+    /// The length.
     pub bytes: u64,
-    /// So long a server may take for a page before it is given up.
+    /// Limit for a server to transfer a page before it is given up.
     pub deadline: Duration,
-    /// So long it looks for work before it sleeps.
+    /// Time for which the disk looks for work before it sleeps.
     pub spin: Duration,
-    /// How clients connect; nothing if that is as usual.
+    /// The clients' address, if it is not the usual one.
     pub uri: Option<String>,
-    /// The instance whose disk it is.
+    /// The instance that the disk belongs to.
     pub instance: Option<String>,
-    /// It comes here from another host in that session, and is not served before that is committed.
+    /// The session in which the disk comes here from another host. It is not served before the session is
+    /// committed.
     pub arriving: Option<Session>,
     /// Begins to ask another server for memory.
     pub connect: Connect,
 }
 
-/// Begins to ask that server for memory for that copy. What comes of it is told to the inbox.
+/// Begins to ask this server for memory for this copy. The result comes through the inbox.
 pub type Connect = Box<dyn Fn(&str, Copy) -> anyhow::Result<Server> + Send>;
 
 struct InUse {
     extent: Extent,
-    /// Whose it is; none of a refill.
+    /// The request; `None` for a refill.
     request: Option<RequestId>,
     is_released: bool,
-    /// Its bytes are still to be sent.
+    /// The slot's bytes are still to be sent.
     is_needed: bool,
 }
 
@@ -104,7 +106,7 @@ struct File {
     error: Option<i32>,
 }
 
-/// How the engine of a disk of that length is.
+/// Parameters of the engine for a disk of this length.
 fn config(bytes: u64) -> Config {
     Config {
         pages: bytes / PAGE_BYTES,
@@ -114,7 +116,7 @@ fn config(bytes: u64) -> Config {
     }
 }
 
-/// A disk, with all that it needs.
+/// A disk, with all its resources.
 pub struct Disk {
     settings: Settings,
     epoll: OwnedFd,
@@ -130,22 +132,22 @@ pub struct Disk {
     client_numbers: u64,
     requests: Vec<Option<Request>>,
     counts: status::Totals,
-    /// A copy that all its pages have left.
+    /// A copy that all pages have left.
     drained: Option<Copy>,
     refills: u32,
     retry: Instant,
-    /// Whether it is served here.
+    /// Whether the disk is served here.
     tenure: Tenure,
-    /// It may go to another host.
+    /// Set while the disk may go to another host.
     leaving: Option<Leaving>,
-    /// A server hands its pages over to another one.
+    /// Set while a server hands its pages over to another one.
     handing: Option<Handing>,
-    /// Commands that have no answer yet.
+    /// Commands without an answer.
     waiting: Vec<Waiting>,
 }
 
 impl Disk {
-    /// Nothing is connected yet; what the servers say comes by the inbox.
+    /// A disk without connections yet; news of the servers come through the inbox.
     pub fn new(settings: Settings, inbox: Inbox, first: Server, second: Second) -> anyhow::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, inbox.wake(), EventData::new_u64(WAKE), EventFlags::IN)?;
@@ -193,7 +195,7 @@ impl Disk {
                     waiting: Vec::with_capacity(FLIGHTS),
                     error: None,
                 });
-                // It is as empty as the engine thinks: no page of it counts before it was written.
+                // The file is as empty as the engine assumes: no page of it counts before it was written.
                 if disk.settings.arriving.is_none() {
                     disk.event(Event::Up {
                         copy: Copy::Second,
@@ -205,7 +207,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Serves until it is detached.
+    /// Serves until the disk is detached.
     pub fn run(mut self) -> anyhow::Result<()> {
         let mut events = Vec::with_capacity(64);
         let mut worked = Instant::now();
@@ -213,7 +215,7 @@ impl Disk {
         loop {
             let spins = worked.elapsed() < self.settings.spin;
             let looks = if spins { Looks::Again } else { Looks::Then };
-            // What completes makes no event while it is looked for, so there is a last look.
+            // Completions make no event while the loop polls for them, so it polls once more before it waits.
             let mut waits = !spins;
             if spins || !makes_events {
                 let found = Copy::BOTH.map(|copy| self.completions(copy, looks));
@@ -240,7 +242,7 @@ impl Disk {
                 Err(errno) => return Err(std::io::Error::from(errno).into()),
             }
             match events.is_empty() {
-                // Who shares the core has what is to be found.
+                // A process that shares the core may be about to cause the next event.
                 true if !waits => rustix::thread::sched_yield(),
                 true => {}
                 false => worked = Instant::now(),
@@ -262,7 +264,7 @@ impl Disk {
         }
     }
 
-    /// What follows from what was done, until nothing does.
+    /// Carries out all consequences of earlier events.
     fn tidy(&mut self) {
         self.check_deadlines();
         if let Some(copy) = self.drained.take() {
@@ -274,7 +276,8 @@ impl Disk {
         }
         self.look_at_move();
         self.look_at_handing();
-        // A little beside the clients, more when they are quiet. What is handed over stands still.
+        // A few refills beside the clients, more when they are quiet. A disk that is handed over stands
+        // still.
         let most = match self.tenure {
             Tenure::Serves if self.free.len() + 4 >= SLOTS.into() => 4,
             Tenure::Serves => 1,
@@ -311,7 +314,8 @@ impl Disk {
             for client in 0..CLIENTS {
                 has_sent |= self.answer(client);
             }
-            // An answer that has left may be what somebody waits for, and nothing else would wake this thread for it.
+            // A held-up client may wait for an answer that has just left, and no event would wake this thread
+            // for it.
             let waits = self.listens() && self.clients.iter().flatten().any(Client::is_held_up);
             if !(has_sent && waits) {
                 return;
@@ -363,7 +367,7 @@ impl Disk {
         self.slots[usize::from(slot)].as_mut().expect("it is in use")
     }
 
-    /// The bytes of a slot that nobody writes anywhere.
+    /// The bytes of a slot that are not being written anywhere.
     fn block(&mut self, slot: SlotId) -> &mut [u8] {
         let block = Arc::get_mut(&mut self.blocks[usize::from(slot)]);
         block.expect("nobody else has it").bytes_mut()
@@ -378,7 +382,7 @@ impl Disk {
         }
     }
 
-    /// Takes what others have put into the inbox; whether that was the end.
+    /// Handles the messages of the inbox; returns whether one of them was the end.
     fn woken(&mut self) -> bool {
         self.inbox.quiet();
         while let Some(message) = self.inbox.take() {
@@ -397,7 +401,7 @@ impl Disk {
         false
     }
 
-    /// Takes an order, which may have its answer later; whether that was the end.
+    /// Handles an order, which may be answered later; returns whether it was the end.
     fn take_order(&mut self, order: Order, answer: Answer) -> bool {
         let (said, is_end) = match self.order(&order) {
             Some(said) => said,
@@ -406,7 +410,7 @@ impl Disk {
                 return false;
             }
         };
-        // Who asked may have gone.
+        // The command may have gone.
         let _ = answer.send(said);
         is_end
     }

@@ -4,15 +4,18 @@
 //!  guest, nbd-client … ── NBD ──► disk ── verbatim_lease::Engine decides
 //!                                  │ ├──► remote: WRITE, READ ═══ RNIC ══════ RNIC ═══ a lease's memory, locked
 //!                                  │ └──► backup: threads, a file
-//!                                 link ── TLS ─────────────────────────────► server: who has which lease
+//!                                 link ── TLS ─────────────────────────────► server: owners of leases
 //! ```
 //!
-//! - [`server`]: `verbatim memory serve`. It gives leases and takes them back; it is not on the way of a page.
-//! - [`disk`]: one swap disk, in a process of its own, all of which is locked. One thread takes requests, posts to the RNIC and answers, so
-//!   that nothing is handed over; it allocates nothing once the disk is there.
-//! - `device`: the same as a block device of this machine, by the kernel's NBD client.
+//! - [`server`]: `verbatim memory serve`. It gives leases and takes them back; it is not on the path of a
+//!   page.
+//! - [`disk`]: one swap disk, in a process of its own, whose memory is all locked. One thread takes requests,
+//!   posts to the RNIC and answers, so that nothing is handed over; it allocates nothing once the disk is
+//!   ready.
+//! - `device`: the disk as a block device of this machine, by the kernel's NBD client.
 //! - [`link`]: the thread that asks for a lease, and asks again.
-//! - [`control`]: what commands and agents say to a disk's process. By that a disk goes to another host with its instance.
+//! - [`control`]: orders of commands and agents to a disk's process. By these a disk goes to another host
+//!   with its instance.
 //! - [`command`]: `verbatim memory …` and `verbatim swap …`.
 
 #![deny(unsafe_code)]

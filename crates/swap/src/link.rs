@@ -1,4 +1,4 @@
-//! The thread that asks a server for a lease, and asks again when that is lost.
+//! The thread that asks a server for a lease, and asks again when the lease is lost.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -18,43 +18,43 @@ use crate::block::SLOT_BYTES;
 use crate::remote::Remote;
 use crate::wire::{PIECE, Session, ToOwner, ToServer, Token, VERSION};
 
-/// How often the owner says that it is there, and asks again for a lease.
+/// Interval of the owner's pings, and of its calls for a lease.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// So long a server may take to take a call.
+/// Limit for a server to accept a call.
 const CALL: Duration = Duration::from_secs(5);
 
-/// So long it may take to make memory.
+/// Limit for a server to allocate memory.
 const GRANT: Duration = Duration::from_secs(600);
 
-/// READs and WRITEs in the queue pair at most.
+/// Most READs and WRITEs in the queue pair.
 const WINDOW: u32 = 256;
 
-/// Which memory is wanted.
+/// Parameters of a lease.
 #[derive(Clone)]
 pub struct Config {
-    /// Who the hosts are.
+    /// The list of hosts.
     pub hosts: Hosts,
     /// This host.
     pub own: String,
     /// The server.
     pub host: String,
-    /// Its port.
+    /// The server's port.
     pub port: u16,
     /// The disk's name.
     pub name: String,
-    /// Its length.
+    /// The disk's length.
     pub bytes: u64,
-    /// The RNIC's control socket is in it.
+    /// The folder of the RNIC's control socket.
     pub runtime_dir: PathBuf,
-    /// So many slots need room.
+    /// Number of slots that need room.
     pub slots: SlotId,
-    /// It is the memory of a lease that another host has, and that comes here in that session.
+    /// The session in which the lease of another host comes here.
     pub arriving: Option<Session>,
 }
 
 impl Config {
-    /// The same of another server.
+    /// The same parameters for another server.
     pub fn of(&self, host: &str) -> Self {
         Self {
             host: host.to_owned(),
@@ -63,80 +63,80 @@ impl Config {
     }
 }
 
-/// What the disk hears.
+/// News for the disk.
 #[allow(clippy::large_enum_variant, reason = "it is boxed in the inbox")]
 pub enum News {
-    /// There is memory.
+    /// There is memory at the server.
     Up {
-        /// The way there.
+        /// The connection to the memory.
         remote: Remote,
-        /// Its content is what it was before.
+        /// The memory has its earlier content.
         kept: bool,
     },
-    /// The server's connection has ended. Whether its memory has, the next call shows.
+    /// The server's connection has ended. The next call shows whether its memory is lost.
     Lost,
-    /// It could not be called, or has none: why.
+    /// The server could not be called, or has no memory, for this reason.
     Unreachable(String),
-    /// It is about to end.
+    /// The server is about to end.
     Leaving,
-    /// The other host of that session may adopt it.
+    /// The other host of this session may adopt the lease.
     Offered(Session),
-    /// The server has what is known of the pages.
+    /// The server has the map of the pages.
     Deposited(Session),
-    /// The lease is this host's, and nobody else reaches it. What is known of its pages; as it was sent.
+    /// The lease is this host's, and no other host reaches it. The map of the pages, as it was sent.
     Taken(Vec<u8>),
-    /// There is no such lease any more. Another one is asked for.
+    /// The lease no longer exists. The link asks for another one.
     NotTaken,
-    /// The lease is that host's.
+    /// The lease belongs to this host.
     Gone(String),
-    /// Its pages are to go to that other server; or not any more.
+    /// The pages are to go to this other server; or no longer.
     HandOver(Option<String>),
 }
 
-/// What the disk says.
+/// Orders of the disk to a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// Another queue pair: this one is of no use any more.
+    /// Make another queue pair: the present one is useless.
     Again,
-    /// This lease is over; another one will do when the server is back.
+    /// Give this lease up; another one will do when the server is back.
     Leave,
-    /// Nothing any more.
+    /// End the link and the lease.
     Goodbye,
-    /// That host may adopt the lease.
+    /// Let this host adopt the lease.
     Offer {
         /// The host.
         to: String,
-        /// In that session.
+        /// The session.
         by: Session,
-        /// What [`News::Up`] of that number has brought. It is not said of another lease.
+        /// Number of the [`News::Up`] that the offer is for. The offer is not sent for another lease.
         call: u64,
     },
-    /// It may not.
+    /// Take the offer back.
     Withdraw {
         /// The session of the offer.
         by: Session,
     },
-    /// What is known of the pages.
+    /// Send the map of the pages.
     Deposit {
         /// The session of the offer.
         by: Session,
-        /// All of it.
+        /// The whole map.
         map: Arc<[u8]>,
-        /// As of an offer.
+        /// Number of the [`News::Up`], as in an offer.
         call: u64,
     },
-    /// That session is committed: the lease that was adopted in it is this host's.
+    /// The session is committed: the lease that was adopted in it becomes this host's.
     TakeOver {
         /// The session.
         by: Session,
     },
-    /// This lease is over, and the next one is that other server's.
+    /// Give this lease up, and ask this other server for the next one.
     LeaveFor(String),
-    /// Nothing any more; the lease is another host's.
+    /// End the link; the lease is another host's.
     Abandon,
 }
 
-/// How the disk hears it.
+/// Passes news to the disk.
 pub type Tell = Box<dyn Fn(News) + Send>;
 
 struct Link {
@@ -144,22 +144,22 @@ struct Link {
     tell: Tell,
     device: Option<Device>,
     token: Option<Token>,
-    /// The session in which the lease comes, until it is this host's.
+    /// The session in which the lease comes, until the lease is this host's.
     arriving: Option<Session>,
-    /// That session is committed.
+    /// The session is committed.
     is_decided: bool,
-    /// How often there was memory.
+    /// Number of times that there was memory.
     calls: u64,
 }
 
-/// How a call fails.
+/// Failure of a call.
 #[derive(Debug)]
 enum Refusal {
-    /// It may be another time.
+    /// Another call may succeed.
     Error(anyhow::Error),
-    /// No lease comes here.
+    /// No lease comes to this host.
     NotOffered,
-    /// It is that host's.
+    /// The lease belongs to this host.
     Gone(String),
 }
 
@@ -169,7 +169,8 @@ impl<E: Into<anyhow::Error>> From<E> for Refusal {
     }
 }
 
-/// Asks for the first lease, and says why there is none. The thread that looks after it begins with that; it lets go of `ended` when it ends.
+/// Asks for the first lease; the error says why there is none. Then a thread goes on with this lease, and
+/// drops `ended` at its end.
 pub fn start(
     config: Config,
     tell: Tell,
@@ -206,7 +207,7 @@ pub fn start(
     Ok(())
 }
 
-/// The same, of a disk that is served already: it hears what comes of it.
+/// The same for a disk that is served already: it gets the result as news.
 pub fn start_later(
     config: Config,
     tell: Tell,
@@ -250,14 +251,14 @@ impl Link {
                     return;
                 }
             } else {
-                // The next call comes after a while; or there is none.
+                // The next call comes after a pause, or never.
                 let pause = tokio::time::sleep(BEAT);
                 tokio::pin!(pause);
                 loop {
                     tokio::select! {
                         word = wanted.recv() => match word {
                             Some(Wanted::TakeOver { .. }) => self.is_decided = true,
-                            // It is wanted again when there is a connection.
+                            // The disk repeats this when there is a connection.
                             Some(Wanted::Again | Wanted::Leave | Wanted::Offer { .. } | Wanted::Withdraw { .. } | Wanted::Deposit { .. }) => {}
                             Some(Wanted::LeaveFor(host)) => self.leave_for(host),
                             Some(Wanted::Goodbye | Wanted::Abandon) | None => return,
@@ -302,7 +303,7 @@ impl Link {
         }
     }
 
-    /// Until the connection is of no use any more; whether that was the end.
+    /// Talks on a connection until it is useless; returns whether that was the end.
     async fn talk(&mut self, stream: TlsStream<TcpStream>, wanted: &mut UnboundedReceiver<Wanted>) -> bool {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut beat = tokio::time::interval(BEAT);
@@ -323,7 +324,7 @@ impl Link {
                             return false;
                         }
                         Some(Wanted::Goodbye) | None => {
-                            // Without it the lease ends a little later.
+                            // Without a goodbye the lease ends a little later.
                             let _ = send(&mut writer, &ToServer::Goodbye).await;
                             return true;
                         }
@@ -376,7 +377,7 @@ impl Link {
         self.config.host = host;
     }
 
-    /// Says what the disk wants of a server that is there.
+    /// Sends an order of the disk to a connected server.
     async fn say(&mut self, writer: &mut (impl AsyncWrite + Unpin), word: Wanted) -> std::io::Result<()> {
         match word {
             Wanted::Offer { call, .. } | Wanted::Deposit { call, .. } if call != self.calls => Ok(()),
@@ -457,7 +458,7 @@ impl Link {
                     return Err(anyhow!("its memory is too short").into());
                 }
                 connection.connect(&end)?;
-                // Memory of a lease that nobody had before is no one's.
+                // A new lease's memory has no content of this disk.
                 let kept = kept && (self.token == Some(token) || self.arriving.is_some());
                 self.token = Some(token);
                 Ok((stream, Remote::new(connection, staging, memory), kept))

@@ -1,5 +1,5 @@
-//! The beginning of an NBD connection. What a swap disk offers is less than a volume: whole pages, no flush, since nothing of it outlives its
-//! process.
+//! The negotiation of an NBD connection. A swap disk offers less than a volume: whole pages, and no flush,
+//! since nothing of it outlives its process.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use verbatim_volume::nbd::wire::{
 
 use crate::block::PAGE_BYTES;
 
-/// So long a client may take for it.
+/// Limit for a client's negotiation.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// The most options.
@@ -31,7 +31,8 @@ fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Whether requests follow. Where `export` is empty, the disk is found by any name. The stream does not block after that.
+/// Negotiates; returns whether requests follow. If `export` is empty, the disk has any name. The stream does
+/// not block afterwards.
 pub fn negotiate(stream: &mut UnixStream, export: &str, bytes: u64) -> io::Result<bool> {
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;

@@ -1,4 +1,4 @@
-//! A server's memory, over one queue pair: what is under way there, and what is to be posted.
+//! A server's memory, over one queue pair: requests in flight, and requests to post.
 
 mod reaper;
 
@@ -12,7 +12,7 @@ use verbatim_lease::{Extent, SlotId};
 
 use crate::block::{Block, PAGE_BYTES, SLOT_BYTES, place};
 
-/// A connection that leads to a lease's memory. Dropping it never waits for the RNIC ([`reaper`]).
+/// A connection to a lease's memory. A drop never waits for the RNIC ([`reaper`]).
 pub struct Remote(Option<Parts>);
 
 pub(crate) struct Parts {
@@ -39,15 +39,15 @@ pub struct Flight {
     pub first: u64,
     /// Pages of the disk.
     pub extent: Extent,
-    /// To the server.
+    /// The transfer goes to the server.
     pub is_write: bool,
-    /// When it was asked for.
+    /// Time of the request.
     pub since: Instant,
     ticket: Option<Ticket>,
 }
 
 impl Flight {
-    /// One that was not posted yet.
+    /// A flight that was not posted yet.
     pub fn new(slot: SlotId, first: u64, extent: Extent, is_write: bool) -> Self {
         Self {
             slot,
@@ -60,17 +60,17 @@ impl Flight {
     }
 }
 
-/// What is under way at a server, oldest first. It outlives a connection: what was not answered is posted again on the next one to the
-/// same memory.
+/// Requests in flight at a server, oldest first. They outlive a connection: unanswered ones are posted again
+/// on the next one to the same memory.
 #[derive(Debug)]
 pub struct Flights {
     all: VecDeque<Flight>,
-    /// Those of them at the front that are posted.
+    /// Number of flights at the front that are posted.
     posted: usize,
 }
 
 impl Flights {
-    /// Room for so many, so that nothing is allocated later.
+    /// Room for this many flights, so that nothing is allocated later.
     pub fn new(most: usize) -> Self {
         Self {
             all: VecDeque::with_capacity(most),
@@ -78,17 +78,17 @@ impl Flights {
         }
     }
 
-    /// One more.
+    /// Adds a flight.
     pub fn push(&mut self, flight: Flight) {
         self.all.push_back(flight);
     }
 
-    /// Since when the oldest is under way.
+    /// Time of the oldest flight's request.
     pub fn oldest(&self) -> Option<Instant> {
         self.all.front().map(|flight| flight.since)
     }
 
-    /// None is posted any more. They are as old as they were.
+    /// No flight is posted any more. Their times stay.
     pub fn unpost(&mut self) {
         self.posted = 0;
         for flight in &mut self.all {
@@ -96,7 +96,7 @@ impl Flights {
         }
     }
 
-    /// Nobody waits for them.
+    /// Removes all flights: no request waits for them.
     pub fn clear(&mut self) {
         self.all.clear();
         self.posted = 0;
@@ -122,12 +122,12 @@ impl Remote {
         self.0.as_mut().expect("it is there until this is dropped")
     }
 
-    /// Readable when something is done.
+    /// Readable when a flight is done.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.parts().connection.events()
     }
 
-    /// Posts what has room.
+    /// Posts flights as far as there is room.
     pub fn post(&mut self, flights: &mut Flights, blocks: &[Arc<Block>]) -> Result<(), Error> {
         let Parts {
             connection,
@@ -155,7 +155,8 @@ impl Remote {
         Ok(())
     }
 
-    /// The next that is done, with what was read in its block; `done` is [`Self::progress`]'s or [`Self::look`]'s.
+    /// The next finished flight; the data of a READ are in its block. `done` comes from [`Self::progress`] or
+    /// [`Self::look`].
     pub fn take(
         &self,
         flights: &mut Flights,
@@ -178,12 +179,12 @@ impl Remote {
         Ok(Some(flight))
     }
 
-    /// What is done; what is done from here on makes [`Self::events`] readable.
+    /// The last finished ticket; later completions make [`Self::events`] readable.
     pub fn progress(&mut self) -> Result<Ticket, Error> {
         self.parts_mut().connection.progress()
     }
 
-    /// What is done, for who looks again in any case.
+    /// The last finished ticket, for callers that poll again in any case.
     pub fn look(&mut self) -> Result<Ticket, Error> {
         self.parts_mut().connection.look()
     }

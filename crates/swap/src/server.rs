@@ -1,8 +1,9 @@
 //! `verbatim memory serve`: memory of this host for others, as leases.
 //!
-//! A lease is locked memory that one queue pair reaches. It ends when its owner says so, or some time after the owner's connection has
-//! ended; who comes back before that, with the lease's token, finds its content on a new queue pair, and the old one is gone before the new
-//! one is told. A lease can go to another host ([`moves`]).
+//! A lease is locked memory that one queue pair reaches. It ends on the owner's order, or some time after the
+//! owner's connection has ended. An owner that returns before that, with the lease's token, finds its content
+//! on a new queue pair, and the old one is gone before the new one is announced. A lease can go to another
+//! host ([`moves`]).
 
 mod moves;
 
@@ -25,76 +26,77 @@ use verbatim_volume::wire::{receive, send};
 use crate::wire::{ToOwner, ToServer, Token, VERSION};
 use moves::{Arrived, Offer};
 
-/// So long an owner may be silent; it says something each second.
+/// Limit for an owner to be silent; it sends something each second.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// So long a caller may take to say what it wants.
+/// Limit for a caller's first message.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// The most READs and WRITEs of an owner that are kept in the queue pair. The server posts none.
+/// The most READs and WRITEs in the queue pair of an owner. The server posts none.
 const WINDOW: u32 = 1;
 
-/// What a server is told when it starts.
+/// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The host's name in hosts.json and in its certificate.
     pub name: String,
-    /// hosts.json and tls/ are in it.
+    /// The folder of hosts.json and tls/.
     pub config_dir: PathBuf,
-    /// The RNIC's control socket is in it, and memory.sock.
+    /// The folder of the RNIC's control socket, and of memory.sock.
     pub runtime_dir: PathBuf,
     /// The TCP port for owners.
     pub port: u16,
-    /// The most memory that is given away.
+    /// The most memory to give.
     pub bytes: u64,
-    /// How long a lease outlives its owner's connection.
+    /// Time for which a lease outlives its owner's connection.
     pub grace: Duration,
-    /// How long owners may take to go when the server is to end.
+    /// Limit for owners to leave when the server is to end.
     pub leave: Duration,
 }
 
-/// What a command wants of a server.
+/// An order of a command to a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// What it has given away.
+    /// Report the leases.
     Status,
-    /// Its owners are to take their pages to that other server; or not any more.
+    /// Ask owners to take their pages to this other server; or no longer.
     HandOver {
         /// The other server.
         to: Option<String>,
     },
 }
 
-/// A lease, for people.
+/// A lease, for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// The owner's host.
     pub host: String,
-    /// What the owner calls it.
+    /// The owner's name of the lease.
     pub name: String,
-    /// How much.
+    /// The length in bytes.
     pub bytes: u64,
-    /// Its owner is connected.
+    /// The owner is connected.
     pub connected: bool,
-    /// A host that has adopted it, and takes it over if the session is committed by which its owner's instance goes there.
+    /// A host that has adopted the lease, and takes it over if its session is committed, in which the owner's
+    /// instance goes there.
     #[serde(default)]
     pub moves_to: Option<String>,
 }
 
-/// What a server has given away.
+/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// All that it may give.
+    /// The most memory to give.
     pub bytes: u64,
-    /// What is given.
+    /// The memory given.
     pub leased_bytes: u64,
-    /// It is about to end.
+    /// The server is about to end.
     pub leaving: bool,
-    /// The memory server to which it hands over what it has.
+    /// The memory server to which it hands its leases over.
     #[serde(default)]
     pub hands_over_to: Option<String>,
-    /// To whom.
+    /// The leases.
     pub leases: Vec<Row>,
 }
 
@@ -102,12 +104,12 @@ struct Lease {
     host: String,
     name: String,
     bytes: u64,
-    /// Which connection of its owner counts; the latest.
+    /// The owner's connection that counts, the latest.
     visit: u64,
     is_connected: bool,
-    /// The host that may adopt it, and what that one has of it.
+    /// The host that may adopt the lease, and the map that it gets.
     offer: Option<Offer>,
-    /// How it came to its owner, if another host had it before.
+    /// The lease's arrival at its owner, if another host had it before.
     arrived: Option<Arrived>,
     // Dropped in this order: the queue pair goes before the memory.
     connection: Option<Connection>,
@@ -118,16 +120,16 @@ struct Lease {
 struct Leases {
     of: HashMap<Token, Lease>,
     visits: u64,
-    /// Of leases, and of some that are being made.
+    /// Memory of leases, including those that are being made.
     bytes: u64,
     device: Option<Device>,
 }
 
-/// What becomes of a greeting.
+/// Result of a greeting.
 enum Greeted {
-    /// The caller has memory: what it calls it, its token, the number of its connection, and what it is told.
+    /// The caller has memory: its name of the lease, the token, the number of its connection, and the answer.
     Has(String, Token, u64, ToOwner),
-    /// There is no such lease for it.
+    /// There is no such lease for the caller.
     HasNot(ToOwner),
 }
 
@@ -136,7 +138,7 @@ struct Server {
     hosts: Hosts,
     leases: Mutex<Leases>,
     leaving: watch::Sender<bool>,
-    /// Where its owners are to take their pages.
+    /// The server to which owners are to take their pages.
     hands_over: watch::Sender<Option<String>>,
     /// Changes when a lease ends, or changes hands.
     ended: watch::Sender<u64>,
@@ -179,7 +181,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             accepted = control.accept() => {
                 if let Ok((stream, _)) = accepted {
                     let server = server.clone();
-                    // Who was cut off knows.
+                    // The command sees the end of its connection.
                     tokio::spawn(async move { server.ordered(stream).await });
                 }
             }
@@ -236,7 +238,7 @@ impl Server {
         }
     }
 
-    /// An order of a command.
+    /// Handles an order of a command.
     async fn ordered(&self, stream: tokio::net::UnixStream) -> anyhow::Result<()> {
         let mut stream = tokio::io::BufReader::new(stream);
         let Some(order) = control::receive::<Order>(&mut stream).await? else {
@@ -304,7 +306,7 @@ impl Server {
             bail!("{host} is refused: {why}");
         }
         let server = self.clone();
-        // Much memory takes long to make.
+        // Much memory takes long to allocate.
         let granted = tokio::task::spawn_blocking(move || server.greeted(greeting)).await?;
         let (name, token, visit, answer) = match granted {
             Ok(Greeted::Has(name, token, visit, answer)) => (name, token, visit, answer),
@@ -337,7 +339,7 @@ impl Server {
         said.map(drop)
     }
 
-    /// Until the owner, or who is to be the owner, says goodbye (true), or nothing any more.
+    /// Serves an owner, or a future one, until a goodbye (true), or the end of its messages.
     async fn attend(
         self: &Arc<Self>,
         stream: TlsStream<TcpStream>,
@@ -361,7 +363,8 @@ impl Server {
             let mut next = std::pin::pin!(receive::<ToServer>(&mut reader));
             let limit = tokio::time::Instant::now() + SILENCE;
             let message = loop {
-                // A server that was stopped itself finds what was said meanwhile first, and the time after it.
+                // A server that was stopped for a while reads waiting messages first, and checks the time
+                // after them.
                 tokio::select! {
                     biased;
                     message = &mut next => break message?,
@@ -491,7 +494,7 @@ impl Server {
         }
     }
 
-    /// The RNIC. One that was restarted is opened again; what its predecessor reached is reached no more.
+    /// The RNIC. After a restart of the RNIC it is opened again; earlier leases are no longer reachable.
     fn device(&self) -> anyhow::Result<Device> {
         let mut leases = self.lock();
         if let Some(device) = leases.device.as_ref().filter(|device| !device.is_gone()) {
@@ -511,7 +514,7 @@ impl Server {
         Ok(device)
     }
 
-    /// Room for a new lease.
+    /// Takes room for a new lease.
     fn reserve(&self, host: String, name: String, bytes: u64) -> anyhow::Result<(Token, u64)> {
         let mut leases = self.lock();
         let left = self.config.bytes.saturating_sub(leases.bytes);
@@ -542,20 +545,21 @@ impl Server {
         Ok((token, visit))
     }
 
-    /// Its owner's connection has ended, and there is no other yet.
+    /// The owner's connection has ended, and there is no other yet. Returns whether this connection was the
+    /// one that counts.
     fn is_orphan(&self, token: Token, visit: u64) -> bool {
         let mut leases = self.lock();
         let lease = leases.of.get_mut(&token).filter(|lease| lease.visit == visit);
         lease.map(|lease| lease.is_connected = false).is_some()
     }
 
-    /// Ends that lease, unless its owner has come back.
+    /// Ends this lease, unless its owner has come back.
     async fn end(self: &Arc<Self>, token: Token, visit: u64) {
         let Some(lease) = take_lease(&mut self.lock(), token, visit) else {
             return;
         };
         tracing::info!("the lease of {} for {} has ended", lease.host, lease.name);
-        // Much memory takes long to give back.
+        // Much memory takes long to free.
         let _ = tokio::task::spawn_blocking(move || drop(lease)).await;
         self.ended.send_modify(|count| *count += 1);
     }

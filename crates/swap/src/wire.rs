@@ -1,4 +1,4 @@
-//! What a server and the owner of a lease say to each other, over TLS: frames as of volumes.
+//! Messages between a server and the owner of a lease, over TLS, in the frames of volumes.
 
 use serde::{Deserialize, Serialize};
 use verbatim_far::{End, Exposed};
@@ -6,13 +6,13 @@ use verbatim_far::{End, Exposed};
 /// The version of these messages.
 pub const VERSION: u32 = 2;
 
-/// The number of a session of the agents, by which a disk goes to another host.
+/// The number of a session of the agents, in which a disk goes to another host.
 pub type Session = u64;
 
 /// The most bytes of a map in one message; they are its data.
 pub const PIECE: usize = 8 << 20;
 
-/// Who has it may come back to a lease. Only its server and its owner know it.
+/// The key to return to a lease. Only its server and its owner know it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Token(pub u128);
 
@@ -22,125 +22,129 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// From the owner.
+/// A message of the owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToServer {
-    /// First: memory is wanted.
+    /// First message: ask for memory.
     Lease {
         /// [`VERSION`] of the sender.
         version: u32,
         /// The caller's name, which must be in its certificate.
         host: String,
-        /// What the owner calls it.
+        /// The owner's name of the lease.
         name: String,
-        /// How much.
+        /// The length in bytes.
         bytes: u64,
         /// The owner's end.
         end: End,
-        /// A lease that it may still have.
+        /// A lease that the owner may still have.
         resume: Option<Token>,
     },
     /// The owner is there.
     Ping,
-    /// It needs the memory no longer.
+    /// The owner no longer needs the memory.
     Goodbye,
-    /// First: memory is wanted of a lease that comes to the caller's host. Nothing of it is reached before [`Self::TakeOver`].
+    /// First message: ask for the lease that comes to the caller's host. Its memory is not reachable before
+    /// [`Self::TakeOver`].
     Adopt {
         /// [`VERSION`] of the sender.
         version: u32,
         /// The caller's name, which must be in its certificate.
         host: String,
-        /// What both owners call it.
+        /// Both owners' name of the lease.
         name: String,
-        /// How much it is.
+        /// The length in bytes.
         bytes: u64,
-        /// In which session it comes.
+        /// The session in which it comes.
         by: Session,
         /// The caller's end.
         end: End,
-        /// It may have taken it over already, on a connection that was lost.
+        /// The token, if the caller may have taken the lease over already, on a connection that was lost.
         resume: Option<Token>,
     },
-    /// Of an owner: that host may adopt the lease in that session. An earlier offer is over.
+    /// By the owner: this host may adopt the lease in this session. An earlier offer is over.
     Offer {
         /// The host.
         to: String,
         /// The session.
         by: Session,
     },
-    /// Of an owner: nobody may.
+    /// By the owner: the offer is taken back.
     Withdraw {
         /// The session of the offer.
         by: Session,
     },
-    /// Of an owner that writes no more: a piece of what is known of the pages, which is the message's data.
+    /// By an owner that writes no more: a piece of the map of the pages, as the message's data.
     Deposit {
         /// The session of the offer.
         by: Session,
-        /// Where in the map the piece begins.
+        /// The first byte of the piece in the map.
         at: u64,
-        /// How long the map is.
+        /// The length of the map.
         total: u64,
     },
-    /// Of who has adopted it, when the session is committed. The queue pair of the owner before is destroyed when this is answered.
+    /// By the adopting host, when the session is committed. The earlier owner's queue pair is destroyed
+    /// before the answer.
     TakeOver {
         /// The session.
         by: Session,
     },
-    /// Of the new owner: it has the map.
+    /// By the new owner: it has the map.
     HasMap {
         /// The session.
         by: Session,
     },
 }
 
-/// From the server.
+/// A message of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToOwner {
-    /// Here it is; the end is connected.
+    /// The lease; the server's end is connected.
     Granted {
-        /// For coming back.
+        /// The key to return to the lease.
         token: Token,
         /// The server's end.
         end: End,
-        /// Where the memory is.
+        /// The place of the memory.
         memory: Exposed,
-        /// It is the memory of the lease that was to be resumed, and nothing of before lands in it any more.
+        /// The memory is that of the lease to resume, and no earlier request lands in it any more.
         kept: bool,
     },
-    /// There is none, and why.
+    /// There is no lease, for this reason.
     Refused(String),
     /// The server's process is there.
     Pong,
-    /// The server is about to end: the memory is to be given up soon.
+    /// The server is about to end: the memory has to be given up soon.
     Leaving,
-    /// To [`ToServer::Offer`].
+    /// The answer to [`ToServer::Offer`].
     Offered {
         /// The session.
         by: Session,
     },
-    /// To the last piece of [`ToServer::Deposit`].
+    /// The answer to the last piece of [`ToServer::Deposit`].
     Deposited {
         /// The session.
         by: Session,
     },
-    /// To [`ToServer::TakeOver`]: the lease is the caller's, and nobody else reaches it. A piece of the map, which is the message's data.
+    /// The answer to [`ToServer::TakeOver`]: the lease is the caller's, and no other host reaches it. A piece
+    /// of the map, as the message's data.
     Taken {
         /// The session.
         by: Session,
-        /// Where in the map the piece begins.
+        /// The first byte of the piece in the map.
         at: u64,
-        /// How long the map is; 0 if there is none.
+        /// The length of the map; 0 if there is none.
         total: u64,
     },
-    /// To [`ToServer::Adopt`] and [`ToServer::TakeOver`]: no lease comes to that host in that session, or not any more.
+    /// The answer to [`ToServer::Adopt`] and [`ToServer::TakeOver`]: no lease comes to this host in this
+    /// session (any more).
     NotOffered,
-    /// The server hands its memory over to that one, or not any more: pages are to be taken there.
+    /// The server hands its memory over to this one, or no longer: the owner has to take its pages there.
     HandOver {
         /// The other memory server.
         to: Option<String>,
     },
-    /// To the owner before: the lease is that host's.
+    /// To the earlier owner: the lease is this host's.
     Gone {
         /// The host.
         to: String,

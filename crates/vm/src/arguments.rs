@@ -7,34 +7,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The object that is the RAM.
+/// The name of the object that is the RAM.
 pub const MEMORY: &str = "verbatim-ram";
 
 /// RAM of a virtual machine whose command line names none.
 const USUAL_RAM: u64 = 128 << 20;
 
-/// What a user asks for, of which each part can move.
+/// A user's command line, each part of which can move.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arguments {
     /// The program: `qemu-system-x86_64`, or its path.
     program: String,
-    /// The type of machine, with its version. `None`: QEMU's default, which is found out by [`Arguments::versioned`].
+    /// The type of machine, with its version. `None`: QEMU's default, which [`Arguments::versioned`] finds
+    /// out.
     machine: Option<String>,
-    /// What `-machine` says beside the type, each with a comma before it.
+    /// The properties of `-machine` beside the type, each with a comma before it.
     properties: String,
-    /// In bytes.
+    /// The size of the RAM in bytes.
     ram: u64,
-    /// The name of the object that is the RAM, if another one than [`MEMORY`]: by it each finds its RAM in the other's stream.
+    /// The name of the object that is the RAM, if it is not [`MEMORY`]: both QEMUs find their RAM by it in
+    /// the migration stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     memory: Option<String>,
-    /// All other arguments, as they were.
+    /// All other arguments, unchanged.
     rest: Vec<String>,
     /// Arguments for disks that move along ([`crate::NbdDisk`]), four for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) disks: Vec<String>,
 }
 
-/// What a virtual machine may not have from its user, and why.
+/// Options that a user must not give, with the reason.
 const OURS: &[(&str, &str)] = &[
     (
         "-incoming",
@@ -57,10 +59,10 @@ const OURS: &[(&str, &str)] = &[
     ("-numa", "one piece of RAM can move, and no more"),
 ];
 
-/// By which of these a tap network says which link it has.
+/// Parts of a tap network that name its link.
 const TAP_NAMED: &[&str] = &["ifname=", "fd=", "fds=", "br=", "helper="];
 
-/// What QEMU only reads.
+/// Options whose files QEMU only reads.
 const READ_ONLY: &[&str] = &[
     "-kernel",
     "-initrd",
@@ -74,7 +76,7 @@ const READ_ONLY: &[&str] = &[
     "-readconfig",
 ];
 
-/// Those of which one says where the display is.
+/// Options that choose the display.
 const DISPLAYS: &[&str] = &[
     "-display",
     "-nographic",
@@ -104,7 +106,7 @@ impl Arguments {
         };
         let mut has_display = false;
         while let Some(word) = words.next() {
-            // QEMU takes two dashes for one.
+            // QEMU takes two dashes as one.
             let option = match word.strip_prefix("--") {
                 Some(name) => format!("-{name}"),
                 None => word.to_owned(),
@@ -138,13 +140,13 @@ impl Arguments {
             }
         }
         if !has_display {
-            // There is nobody to see it, and QEMU would end where it finds no desktop.
+            // The display has no viewer, and QEMU would end without a desktop.
             arguments.rest.extend(["-display".to_owned(), "none".to_owned()]);
         }
         Ok(arguments)
     }
 
-    /// The same virtual machine as one that runs.
+    /// The same virtual machine as a running one.
     pub(crate) fn of_machine(self, memory: &str, machine: &str) -> Self {
         Self {
             memory: Some(memory.to_owned()),
@@ -189,7 +191,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// The whole of it, for people: what the user wrote, and a type of machine with its version.
+    /// The whole command line for display: the user's words, and a type of machine with its version.
     pub fn line(&self) -> Vec<String> {
         let machine = self.machine.as_deref().unwrap_or_default();
         let own = [
@@ -203,7 +205,8 @@ impl Arguments {
         own.into_iter().chain(rest.cloned()).collect()
     }
 
-    /// What it names by absolute paths, as far as it is there: disks and images, with whether QEMU may have to write to each.
+    /// Existing files that are named by absolute paths: disks and images, with whether QEMU may have to write
+    /// to each.
     pub fn files(&self) -> Vec<(PathBuf, bool)> {
         let mut files: Vec<(PathBuf, bool)> = Vec::new();
         let mut option = "";
@@ -246,7 +249,8 @@ impl Arguments {
         self.values("cpu").last()
     }
 
-    /// A machine of the same type with the same processors and nothing else, which stops before its first instruction.
+    /// A machine of the same type with the same processors and without devices, which stops before its first
+    /// instruction.
     pub(crate) fn bare(&self) -> Vec<String> {
         let accelerators = self
             .properties
@@ -327,13 +331,13 @@ impl Arguments {
         }
     }
 
-    /// How many bytes of RAM it has.
+    /// The size of the RAM in bytes.
     pub fn ram(&self) -> u64 {
         self.ram
     }
 
-    /// The same with a type of machine that means the same for every QEMU. `pc` is another machine for each release. `types` is
-    /// what `-machine help` prints.
+    /// The same with a type of machine that is the same for every QEMU. `pc` is another machine for each
+    /// release. `types` is the output of `-machine help`.
     pub fn versioned(mut self, types: &str) -> Result<Self> {
         let wanted = self.machine.as_deref();
         for line in types.lines() {
@@ -364,8 +368,8 @@ impl Arguments {
         }))
     }
 
-    /// The same, whose tap network (`-netdev tap` or `-nic tap`) is the link of this name, and whose card on that network has this MAC, unless
-    /// the user names others. An error if there are several that name none.
+    /// The same, with this link for its tap network (`-netdev tap` or `-nic tap`) and this MAC for its card
+    /// on that network, unless the user names others. An error if several networks name no link.
     pub fn on_tap(mut self, link: &str, mac: [u8; 6]) -> Result<Self> {
         let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
         let is_named = |value: &str| {
@@ -412,8 +416,8 @@ impl Arguments {
         Ok(self)
     }
 
-    /// The command that starts it, which stops before its first instruction: its RAM, QMP on a socket, and waiting for what
-    /// arrives if `incoming`.
+    /// The command that starts the virtual machine, which stops before its first instruction: with its RAM,
+    /// with QMP on a socket, and waiting for a migration if `incoming`.
     pub fn command(&self, ram: &Path, qmp: &Path, incoming: bool) -> Command {
         let mut command = Command::new(&self.program);
         let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
@@ -448,10 +452,11 @@ impl Arguments {
     }
 }
 
-/// The absolute paths in the value of an option: each begins it, or stands behind `=`, `:` or a quotation mark (`file=/a`, `json:{"filename":"/a"}`,
-/// `nbd+unix:///?socket=/a`), and ends with a comma that is not doubled, or with the other mark.
+/// The absolute paths in the value of an option. Each begins the value, or follows `=`, `:` or a quotation
+/// mark (`file=/a`, `json:{"filename":"/a"}`, `nbd+unix:///?socket=/a`), and ends at a single comma, or at
+/// the other quotation mark.
 pub(crate) fn paths(value: &str) -> Vec<PathBuf> {
-    // No path holds it (QEMU takes its words from C strings).
+    // No path contains this character (QEMU takes its words from C strings).
     const COMMA: char = '\0';
     let value = value.replace(",,", &COMMA.to_string());
     let mut found = Vec::new();
@@ -483,7 +488,7 @@ fn lost(value: &str) -> Option<&'static str> {
     }
 }
 
-/// Why what this names cannot move.
+/// The reason why a device with this value cannot move.
 fn immovable(value: &str) -> Option<&'static str> {
     let kind = value.split(',').next().unwrap_or_default();
     let kind = kind.split_once('=').map_or(kind, |(_, name)| name);
@@ -505,7 +510,7 @@ fn immovable(value: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether devices of that kind are disks that another process serves out of the RAM.
+/// Whether devices of this kind are disks that another process serves out of the RAM.
 pub fn is_vhost_user_disk(kind: &str) -> bool {
     kind.starts_with("vhost-user-blk")
 }

@@ -12,13 +12,13 @@ use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
 use crate::settings::Settings;
 
-/// How long the state of the devices may take to arrive, once it is expected, and to be loaded.
+/// Limit for the state of the devices to arrive, once it is expected, and to be loaded.
 const LOAD: Duration = Duration::from_secs(60);
 
-/// How its new place is told to switches: by so many packets, the first two ms apart, in ms and in numbers.
+/// Announcement of the guest's new place to switches: the number of packets, and their intervals in ms.
 const ANNOUNCEMENT: [(&str, u32); 4] = [("initial", 50), ("max", 550), ("rounds", 5), ("step", 100)];
 
-/// One that is on its way. It runs when [`Incoming::run`] says so, and never before.
+/// An arriving virtual machine. It runs only after [`Incoming::run`].
 #[derive(Debug)]
 pub struct Incoming {
     machine: Arc<Machine>,
@@ -28,7 +28,8 @@ pub struct Incoming {
 }
 
 impl Machine {
-    /// Has a QEMU that was started to take what arrives wait for the state of the devices, which is written to the stream that is returned.
+    /// Makes a QEMU that was started for a migration wait for the state of the devices, which is to be
+    /// written to the returned stream.
     pub async fn arrive(self: &Arc<Self>) -> Result<(Incoming, UnixStream)> {
         let noted = self.settings().await?;
         self.prepare(&noted).await?;
@@ -46,7 +47,7 @@ impl Machine {
 }
 
 impl Incoming {
-    /// Waits until the state of the devices is loaded. The guest could run then, and does not.
+    /// Waits until the state of the devices is loaded. The guest could run then, but does not.
     pub async fn loaded(&mut self) -> Result<()> {
         self.machine
             .comes_to(&["completed"], &mut self.events, LOAD)
@@ -73,7 +74,7 @@ impl Incoming {
 }
 
 impl Machine {
-    /// Tells the switches where the guest is now.
+    /// Announces the guest's place to the switches.
     pub async fn announce(&self) -> Result<()> {
         let announcement: serde_json::Map<_, _> = ANNOUNCEMENT
             .iter()

@@ -8,14 +8,15 @@ use crate::arguments::Arguments;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 
-/// In seconds: so long QEMU holds the guest's requests back and connects anew when who serves the disk has ended. Then they fail.
+/// Time in seconds for which QEMU holds the guest's requests back and reconnects when the disk's server has
+/// ended. Then the requests fail.
 const RECONNECT: u32 = 60;
 
 /// A sector, in bytes.
 const SECTOR: u64 = 512;
 
-/// What QEMU takes for the geometry of a disk without a partition table: as many cylinders as there are, within bounds. It would read the
-/// first sector to find out, when it starts.
+/// QEMU's assumption of a disk's geometry without a partition table: as many cylinders as there are, within
+/// bounds. Otherwise QEMU would read the first sector when it starts.
 const HEADS: u64 = 16;
 const SECTORS: u64 = 63;
 const CYLINDERS: (u64, u64) = (2, 16_383);
@@ -39,7 +40,8 @@ pub struct NbdDisk<'a> {
 }
 
 impl Arguments {
-    /// The same with one more disk, a virtio one behind those that the user names. QEMU makes no request to it before the guest runs.
+    /// The same with one more disk, a virtio one behind the user's. QEMU makes no request to it before the
+    /// guest runs.
     pub fn with_disk(mut self, disk: &NbdDisk) -> Result<Self> {
         let mut device = String::new();
         for property in disk.properties {
@@ -78,7 +80,7 @@ impl Arguments {
 }
 
 impl Arguments {
-    /// The name by which QEMU knows a disk of [`Self::with_disk`], by the server's socket.
+    /// QEMU's name of a disk of [`Self::with_disk`], by the server's socket.
     pub fn node_at(&self, socket: &Path) -> Option<&str> {
         let path = format!("server.path={},", socket.display().to_string().replace(',', ",,"));
         let mut words = self.disks.iter();
@@ -89,12 +91,13 @@ impl Arguments {
 }
 
 impl Machine {
-    /// Tells the guest that a disk of [`Arguments::with_disk`] has so many bytes, which it may know. The server has ended the connection, if it has more of them than when QEMU
-    /// connected: QEMU hears of the size when it connects anew, which it does for a request.
+    /// Tells the guest the length of a disk of [`Arguments::with_disk`] in bytes. If the disk has grown since
+    /// QEMU connected, the server has ended the connection: QEMU learns the length when it reconnects for a
+    /// request.
     pub async fn tell_size(&self, node: &str, bytes: u64) -> Result<()> {
         let size = || json!({"node-name": node, "size": bytes});
         match self.qmp().run("block_resize", size()).await {
-            // It does not know of so many bytes.
+            // QEMU does not know the new length yet.
             Err(Error::Refused { .. }) => {
                 self.monitor(&format!("qemu-io {node} \"read 0 {SECTOR}\""))
                     .await?;
@@ -144,7 +147,7 @@ mod tests {
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
         assert!(words.join(" ").contains(expected));
         assert!(with.files().is_empty(), "they are no files of the host's");
-        // Two disks of one socket do not come to be: here it is the first.
+        // Two disks of one socket do not occur; here the first one is returned.
         assert_eq!(
             with.node_at(Path::new("/run/volumes/a/nbd")),
             Some("verbatim-disk0")

@@ -1,9 +1,9 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 use std::time::Duration;
 
-/// Why something could not be done with a virtual machine.
+/// An error of an operation on a virtual machine.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// QEMU has ended, or has closed its QMP socket.
@@ -12,9 +12,9 @@ pub enum Error {
     /// QEMU does not answer.
     #[error("QEMU has not {what} in {limit:?}; it may be stopped, or hang")]
     Silent {
-        /// What it was to do.
+        /// The operation.
         what: String,
-        /// How long it was waited for.
+        /// The limit of the wait.
         limit: Duration,
     },
     /// QEMU refused a command.
@@ -25,13 +25,13 @@ pub enum Error {
         /// QEMU's words.
         description: String,
     },
-    /// What comes from QEMU is no QMP.
+    /// QEMU's output is no QMP.
     #[error("QEMU says what is no QMP: {0}")]
     Malformed(String),
     /// QEMU gave a migration up.
     #[error("QEMU has given the migration up ({status}){}", .reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default())]
     GivenUp {
-        /// Its state then.
+        /// The state of the migration.
         status: String,
         /// QEMU's words.
         reason: Option<String>,
@@ -39,40 +39,40 @@ pub enum Error {
     /// The virtual machine cannot be moved as it is.
     #[error("{}", .0.join("; "))]
     Unmovable(Vec<String>),
-    /// Memory that had not come yet reads as zeros: the guest must not go on.
+    /// Memory that has not come yet reads as zeros: the guest must not go on.
     #[error("{} KiB of the guest's memory have not come, and nobody waits for them any more: end it", .bytes >> 10)]
     Lost {
-        /// How much is missing.
+        /// Number of missing bytes.
         bytes: u64,
     },
-    /// Something of post-copy was done in another order than it must be.
+    /// A step of post-copy was done in the wrong order.
     #[error("post-copy: {0}")]
     PostCopy(String),
-    /// libvirt cannot do something, or is not there.
+    /// libvirt cannot carry out an operation, or is not there.
     #[error("{0}")]
     Libvirt(String),
     /// A command line that cannot be taken.
     #[error("{0}")]
     Arguments(String),
-    /// What the process does cannot be tracked.
+    /// The writes of the process cannot be tracked.
     #[error("QEMU's memory cannot be tracked: {0}")]
     Tracking(#[from] verbatim_tracking::Error),
-    /// Anything else.
+    /// Any other error.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// What this crate returns.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// That this could not be done, for the reason that the system gives.
+    /// An error of this operation, with the system's error as its cause.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }

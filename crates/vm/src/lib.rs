@@ -12,19 +12,22 @@
 //!  quit                                               run
 //! ```
 //!
-//! The RAM is a file of tmpfs that QEMU shares ([`Ram`]), and QEMU leaves it out of its own stream (`x-ignore-shared`). What the
-//! guest writes is found from outside ([`Rounds`], `verbatim_tracking`). QEMU sends the rest, some hundred KiB of devices' state, over a
-//! socket of ours. The RAM is complete before that is loaded: virtio devices read their rings when they are.
+//! The RAM is a file of tmpfs that QEMU shares ([`Ram`]), and QEMU leaves it out of its own migration stream
+//! (`x-ignore-shared`). The guest's writes are tracked from outside ([`Rounds`], `verbatim_tracking`). QEMU
+//! sends the rest, some hundred KiB of devices' state, over a socket of ours. The RAM is complete before this
+//! state is loaded: virtio devices read their rings during the load.
 //!
-//! Until the decision the source's guest can go on ([`Outgoing::take_back`]): the destination's QEMU loads, and does not run.
-//! Nothing here decides: that is the session's.
+//! Until the decision the source's guest can go on ([`Outgoing::take_back`]): the destination's QEMU loads,
+//! and does not run. This crate does not decide: the session does.
 //!
-//! A guest can run before all of its memory has come: what was written last comes when it is touched, or after it ([`PostCopy`]).
+//! A guest can run before all of its memory has come: the last written pages come when they are touched, or
+//! later ([`PostCopy`]).
 //!
-//! A QEMU of libvirt's is asked through libvirt, and started by it at the destination ([`Domain`]); all else is the same.
+//! A QEMU of libvirt is asked through libvirt, and started by libvirt at the destination ([`Domain`]);
+//! everything else is the same.
 //!
-//! What cannot move is refused before anything is touched: by its command line ([`Arguments::parse`]), or by what it has
-//! ([`Machine::may_move`]).
+//! A machine that cannot move is refused before anything is changed: by its command line
+//! ([`Arguments::parse`]), or by its present state ([`Machine::may_move`]).
 
 mod arguments;
 mod destination;

@@ -1,11 +1,12 @@
-//! Domains of libvirt: a QEMU that libvirt has started, and whose monitor it has for itself.
+//! Domains of libvirt: QEMUs that libvirt has started, and whose monitors it uses exclusively.
 //!
-//! libvirt is asked by its own `virsh`, one process for each question, and QEMU through it (`virsh qemu-monitor-command`). A library of libvirt's
-//! would have to be on every machine that this program is on, and most have no libvirt. A process takes some 15 ms, of which a move has a handful
-//! while the guest stands still.
+//! libvirt is asked by its own `virsh`, one process for each question, and QEMU through it (`virsh
+//! qemu-monitor-command`). A library of libvirt would have to be on every machine with this program, and most
+//! have no libvirt. A process takes some 15 ms; a move has a handful of them while the guest stands still.
 //!
-//! libvirt sees in QEMU's events what is done to the guest behind it. So it knows a guest that was stopped as paused, and a QEMU that has ended as a domain
-//! that is off. Only that a guest is to go on is asked of libvirt itself ([`Domain::resume`]): it takes what it gave back when the guest stopped.
+//! libvirt learns from QEMU's events of changes that bypass it. So libvirt knows a stopped guest as paused,
+//! and a QEMU that has ended as a domain that is off. Only the order to go on goes to libvirt itself
+//! ([`Domain::resume`]): it then takes the resources that it gave back when the guest stopped.
 
 mod description;
 mod obstacles;
@@ -27,19 +28,19 @@ use crate::limit::in_time;
 pub use description::Description;
 pub(crate) use obstacles::Named;
 
-/// The program that libvirt is asked by.
+/// The program that talks to libvirt.
 const VIRSH: &str = "virsh";
 
-/// How long libvirt may take to answer. QEMU is behind it, which answers from its main loop.
+/// Limit for libvirt to answer. QEMU behind it answers from its main loop.
 const ANSWER: Duration = Duration::from_secs(15);
 
-/// How long it may take to start a QEMU. At first it asks QEMU for all that this one can do.
+/// Limit for libvirt to start a QEMU. The first time it asks QEMU for all abilities.
 const START: Duration = Duration::from_secs(60);
 
-/// The name by which QEMU knows a descriptor that it is found by.
+/// QEMU's name of the descriptor by which its process is found.
 const FOUND_BY: &str = "verbatim-found-by";
 
-/// A domain, on the host that this process is on.
+/// A domain on the host of this process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Domain {
@@ -49,18 +50,18 @@ pub struct Domain {
     uuid: String,
 }
 
-/// What `virsh` is given on its standard input.
+/// Standard input of `virsh`.
 enum Input<'a> {
     Nothing,
-    /// A descriptor that is meant for QEMU.
+    /// A descriptor for QEMU.
     Descriptor(OwnedFd),
     Text(&'a str),
 }
 
 impl Domain {
-    /// The one of this name that runs, or is paused.
+    /// The domain of this name, running or paused.
     pub async fn find(uri: &str, name: &str) -> Result<Self> {
-        // By a number virsh would find another one.
+        // virsh would take a number for another domain's id.
         let unknown = || {
             Error::Libvirt(format!(
                 "libvirt knows no domain {name} at {uri}; `virsh --connect {uri} list --all` lists those that there are"
@@ -92,22 +93,22 @@ impl Domain {
         }
     }
 
-    /// Its name.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The connection to its libvirt.
+    /// The connection to libvirt.
     pub fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// As people and `virsh` name it.
+    /// The domain as users and `virsh` name it.
     pub fn line(&self) -> Vec<String> {
         ["libvirt", &self.uri, &self.name].map(str::to_owned).into()
     }
 
-    /// How it is, in libvirt's words; `None`: libvirt does not know it.
+    /// The state in libvirt's words; `None`: libvirt does not know the domain.
     pub async fn state(&self) -> Result<Option<String>> {
         match self.ask("domstate", &[]).await {
             Ok(state) => Ok(Some(state.trim().to_owned())),
@@ -116,7 +117,7 @@ impl Domain {
         }
     }
 
-    /// Its QEMU's process: that which has a descriptor that libvirt passes on to it.
+    /// QEMU's process: the one with a descriptor that libvirt passes on to it.
     pub async fn process(&self) -> Result<u32> {
         let (_ours, theirs) =
             std::os::unix::net::UnixStream::pair().map_err(Error::io("make a pair of sockets"))?;
@@ -136,7 +137,7 @@ impl Domain {
         })
     }
 
-    /// The files of its disks and images, with whether it may write to each.
+    /// The files of its disks and images, with whether QEMU may write to each.
     pub async fn files(&self) -> Result<Vec<(PathBuf, bool)>> {
         obstacles::files(&self.ask("dumpxml", &[]).await?)
     }
@@ -146,7 +147,7 @@ impl Domain {
         self.ask("resume", &[]).await.map(drop)
     }
 
-    /// Ends it. One that is not there or off is fine.
+    /// Ends the domain. Succeeds if it is not there, or off.
     pub async fn destroy(&self) -> Result<()> {
         match self.ask("destroy", &[]).await {
             Ok(_) | Err(Error::Gone) => Ok(()),
@@ -154,17 +155,18 @@ impl Domain {
         }
     }
 
-    /// It has left this host for good, and its QEMU is killed: libvirt has seen that when this returns, and does not start it at the host's next boot.
+    /// Called when the domain has left this host for good, and its QEMU is killed. When this returns, libvirt
+    /// has noticed, and does not start the domain at the host's next boot.
     pub async fn left(&self) -> Result<()> {
         self.destroy().await?;
         match self.ask("autostart", &["--disable"]).await {
-            // It was never defined.
+            // The domain may never have been defined.
             Ok(_) | Err(Error::Gone | Error::Libvirt(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// What stands in the way of moving it, as far as libvirt knows.
+    /// Obstacles to a move that libvirt knows.
     pub async fn obstacles(&self) -> Result<Vec<String>> {
         let mut found = obstacles::of(&self.ask("dumpxml", &["--security-info"]).await?)?;
         let job = self.ask("domjobinfo", &[]).await?;
@@ -179,7 +181,7 @@ impl Domain {
         Ok(found)
     }
 
-    /// Files and devices that its description names, volumes of storage pools by their paths.
+    /// Files and devices in its description, with the paths of volumes of storage pools.
     pub(crate) async fn named(&self) -> Result<Named> {
         let mut named = obstacles::named(&self.ask("dumpxml", &[]).await?)?;
         for (pool, volume) in &named.volumes {
@@ -190,7 +192,7 @@ impl Domain {
         Ok(named)
     }
 
-    /// Has QEMU carry out a command; its answer, or the words with which it refuses.
+    /// Makes QEMU carry out a command; returns its answer, or the words of its refusal.
     pub(crate) async fn qmp(
         &self,
         command: &str,
@@ -209,14 +211,14 @@ impl Domain {
         answer(&said)
     }
 
-    /// Has QEMU do something with the descriptor that it is found by.
+    /// Makes QEMU use the descriptor by which its process is found.
     async fn run(&self, command: &'static str, descriptor: Option<OwnedFd>) -> Result<()> {
         let answer = self.qmp(command, json!({"fdname": FOUND_BY}), descriptor).await?;
         let refused = |description| Error::Refused { command, description };
         answer.map(drop).map_err(refused)
     }
 
-    /// What `virsh` says to a command with this domain.
+    /// The output of `virsh` for a command with this domain.
     async fn ask(&self, command: &str, more: &[&str]) -> Result<String> {
         let words = [&[command], more, &[&self.uuid[..]]].concat();
         self.virsh(&words, Input::Nothing, ANSWER).await
@@ -224,7 +226,7 @@ impl Domain {
 
     async fn virsh(&self, words: &[&str], input: Input<'_>, limit: Duration) -> Result<String> {
         let mut command = Command::new(VIRSH);
-        // Its words are read.
+        // The output is parsed.
         command.env("LC_ALL", "C").kill_on_drop(true);
         command.args(["--quiet", "--connect", &self.uri]).args(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -242,7 +244,7 @@ impl Domain {
                 ),
                 _ => Error::io("start virsh")(error),
             })?;
-            // It no longer has the descriptor of its input.
+            // Closes the descriptor of its input here.
             drop(command);
             let mut given = child.stdin.take();
             let give = async {
@@ -289,7 +291,7 @@ impl Domain {
     }
 }
 
-/// What QEMU has answered, as `virsh` prints it.
+/// Parses QEMU's answer in the output of `virsh`.
 fn answer(said: &str) -> Result<std::result::Result<Value, String>> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -315,7 +317,7 @@ fn holder_of(target: &str, word: &str) -> Result<Option<u32>> {
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // One that has ended meanwhile is not it.
+        // A process that has ended meanwhile is another one.
         let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         if !line
             .split(|byte| *byte == 0)

@@ -1,4 +1,4 @@
-//! Nobody is waited for without an end.
+//! Limits for waits.
 
 use std::time::Duration;
 

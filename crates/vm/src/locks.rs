@@ -8,10 +8,12 @@
 //! QEMU releases them when its guest has left (its nodes are inactive), except for nodes whose drivers do not
 //! pass that on to the nodes below.
 //!
-//! The QEMU of a guest that arrives takes them in two steps (7.2): it uses its images from when the guest is loaded, and denies them to others when the guest
-//! begins to run. A lock that is in the way of the first keeps the guest from running. Of one that is in the way of the second QEMU says a word to its standard error, and
-//! lets the guest run on an image that others may write to. So both are looked for while the move can still be taken back ([`Machine::taken`]), and what came
-//! after that is found by the locks that are missing ([`Machine::unprotected`]).
+//! The QEMU of an arriving guest takes them in two steps (7.2): it uses its images when the guest is loaded,
+//! and denies them to others when the guest begins to run. A lock that conflicts with the first step keeps
+//! the guest from running. A lock that conflicts with the second only causes a message on QEMU's standard
+//! error, and the guest runs on an image that others may write to. Both are therefore looked for while the
+//! move can still be taken back ([`Machine::taken`]); later ones show by the locks that are missing
+//! ([`Machine::unprotected`]).
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -48,19 +50,20 @@ struct Lock {
     file: String,
     /// The first byte and the last.
     bytes: (u64, u64),
-    /// Permission N is bit N.
+    /// Permissions used and denied; permission N is bit N.
     used: u64,
     denied: u64,
 }
 
 impl Lock {
-    /// One of `/proc/locks`, or of an `fdinfo`, if it is of QEMU's kind: `1: OFDLCK ADVISORY  READ -1 fe:00:9978051 100 101`.
+    /// Parses a line of `/proc/locks`, or of an `fdinfo`, if the lock is of QEMU's kind: `1: OFDLCK ADVISORY
+    /// READ -1 fe:00:9978051 100 101`.
     fn of(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split_whitespace().collect();
         let [_, "OFDLCK" | "POSIX", _, _, _, file, first, last] = words[..] else {
             return None;
         };
-        // The end of the file, however long that is.
+        // The end of the file, at any length.
         let last = match last {
             "EOF" => u64::MAX,
             last => last.parse().ok()?,
@@ -80,14 +83,14 @@ impl Lock {
     }
 }
 
-/// What a QEMU has of an image, for the one that takes its place.
+/// A QEMU's locks on an image, for the QEMU that takes its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// The image, as QEMU sees it.
     pub path: PathBuf,
-    /// What it does with it: permission N is bit N.
+    /// Permissions that it uses: permission N is bit N.
     pub used: u64,
-    /// What it denies to others.
+    /// Permissions that it denies to others.
     pub denied: u64,
 }
 
@@ -105,7 +108,7 @@ struct Image {
 pub(crate) struct Images(Vec<Image>);
 
 impl Images {
-    /// Its present ones.
+    /// The present images of a process.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let mut images: Vec<Image> = Vec::new();
         for (path, lock) in locks_of(pid)? {
@@ -126,7 +129,7 @@ impl Images {
         Ok(Self(images))
     }
 
-    /// The same, to be sent.
+    /// The locks in a form to send.
     pub(crate) fn held(&self) -> Vec<Held> {
         let bits =
             |image: &Image, of: fn(&Lock) -> u64| image.locks.iter().fold(0, |bits, lock| bits | of(lock));
@@ -143,7 +146,8 @@ impl Images {
         Self::in_the_way(pid, &[])
     }
 
-    /// Why a QEMU does not get the locks that it has and is to have, as far as that is because of another process on this host.
+    /// Reasons why a QEMU does not get the locks that it has and is to have: locks of other processes on this
+    /// host.
     fn in_the_way(pid: u32, wanted: &[Held]) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for _ in 0..LOOKS {
@@ -174,7 +178,8 @@ impl Images {
         Ok(found)
     }
 
-    /// Adds what the QEMU is to have of images that it has open, whether it has any of it yet or not.
+    /// Adds the locks that QEMU is to have on images that it has open, whether it has some of them already or
+    /// not.
     fn are_to_have(&mut self, pid: u32, wanted: &[Held]) -> Result<()> {
         for held in wanted {
             let known = self.0.iter_mut().find(|image| image.path == held.path);
@@ -232,18 +237,18 @@ impl Images {
 }
 
 impl Machine {
-    /// Why this QEMU, whose guest is loaded and does not run yet, would not have its images as the guest's last one had them (`held`), as far as that is because
-    /// of another process on this host.
+    /// Reasons why this QEMU, whose guest is loaded and does not run yet, would not get the image locks of
+    /// the guest's last QEMU (`held`): locks of other processes on this host.
     pub fn taken(&self, held: &[Held]) -> Result<Vec<String>> {
         Images::in_the_way(self.pid(), held)
     }
 
-    /// Which images of a guest that runs are not kept from others as its last QEMU kept them (`held`).
+    /// Images of a running guest that are less protected from others than by its last QEMU (`held`).
     pub fn unprotected(&self, held: &[Held]) -> Result<Vec<PathBuf>> {
         let now = Images::of(self.pid())?.held();
         let less = held.iter().filter(|held| {
             let mut now = now.iter().filter(|now| now.path == held.path);
-            // What is done with it now may be something else.
+            // The image may be used in another way now.
             now.any(|now| now.used & held.used == held.used && now.denied & held.denied != held.denied)
         });
         Ok(less.map(|held| held.path.clone()).collect())
@@ -251,7 +256,7 @@ impl Machine {
 }
 
 impl Image {
-    /// Whether such a lock conflicts with this image's.
+    /// Whether this lock conflicts with the image's.
     fn conflicts(&self, other: &Lock) -> bool {
         let mut own = self.locks.iter();
         own.any(|own| own.used & other.denied != 0 || own.denied & other.used != 0)
@@ -265,7 +270,7 @@ impl Image {
         )
     }
 
-    /// Asks as QEMU does before it takes its locks.
+    /// Checks as QEMU does before it takes its locks.
     fn is_free(&self) -> Result<bool> {
         let asked = |bits: u64, base: u64| {
             let bits = (0..PERMISSIONS).filter(move |bit| bits & (1 << bit) != 0);
@@ -310,7 +315,7 @@ fn open_by(pid: u32, path: &std::path::Path) -> Result<Option<File>> {
     opened.map_err(Error::io(format!("open the image {}", path.display())))
 }
 
-/// By which numbers the kernel knows a file that nobody has locked.
+/// The kernel's numbers of a file without locks.
 fn by_kernel(file: &File) -> Result<String> {
     let known = file.metadata().map_err(Error::io("look at an image"))?;
     let (major, minor) = (rustix::fs::major(known.dev()), rustix::fs::minor(known.dev()));
@@ -370,12 +375,12 @@ mod tests {
         };
         let (writer, reader) = (image(0b11, 0b10), image(0b1, 0b10));
         assert!(writer.is_free().unwrap() && reader.is_free().unwrap());
-        // As a node that has let its permissions go, and still denies others to write.
+        // The locks of a node that has released its permissions, and still denies writes to others.
         let held = File::open(file.path()).unwrap();
         ofd::lock(&held, DENIED + 1).unwrap();
         assert!(!writer.is_free().unwrap());
         assert!(reader.is_free().unwrap());
-        // This process is found by its descriptors, too.
+        // This process, too, is found by its descriptors.
         let own = Images::of(std::process::id()).unwrap();
         let own = own.0.iter().find(|image| image.path == file.path()).unwrap();
         let [lock] = &own.locks[..] else { panic!("{own:?}") };
@@ -411,7 +416,7 @@ sys.stdin.read()";
     fn what_is_in_the_way_of_locks_that_are_still_to_be_taken_is_found() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, &[0; 512]).unwrap();
-        // As a QEMU whose guest is loaded: it uses the image, and denies nothing yet.
+        // The locks of a QEMU whose guest is loaded: it uses the image, and denies nothing yet.
         let own = File::open(file.path()).unwrap();
         let (pid, path) = (std::process::id(), file.path().to_owned());
         let held = [Held {
@@ -426,7 +431,7 @@ sys.stdin.read()";
                 ofd::lock(&own, USED + 1).unwrap();
             }
             assert!(found().is_empty(), "{:?}", found());
-            // One that writes and denies nothing, one that denies that, and one that reads.
+            // A process that writes and denies nothing, one that denies this use, and one that reads.
             for (bytes, is_in_the_way) in [
                 (&[USED, USED + 1][..], true),
                 (&[USED, DENIED + 1], true),
@@ -444,7 +449,7 @@ sys.stdin.read()";
             }
         }
         assert!(Images::in_the_way(pid, &[]).unwrap().is_empty());
-        // What it holds is told as it is.
+        // The locks are reported as they are.
         ofd::lock(&own, DENIED + 1).unwrap();
         let now = Images::of(pid).unwrap().held();
         assert!(now.contains(&held[0]), "{now:?}");

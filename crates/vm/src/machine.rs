@@ -1,4 +1,4 @@
-//! A QEMU process, and what it is asked.
+//! A QEMU process, and questions to it.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,16 +14,16 @@ use crate::limit::in_time;
 use crate::qmp::{Event, Qmp};
 use crate::ram::Ram;
 
-/// How long a new QEMU may take until it listens: it makes its devices before, and on a busy machine that takes seconds.
+/// Limit for a new QEMU to listen: it makes its devices before, which takes seconds on a busy machine.
 const START: Duration = Duration::from_secs(30);
 
-/// The name by which QEMU knows its end of a stream of ours.
+/// QEMU's name of its end of our stream.
 const STREAM: &str = "verbatim";
 
-/// The same, as commands name it.
+/// The same name in commands.
 pub(crate) const STREAM_URI: &str = "fd:verbatim";
 
-/// Between two looks whether it listens. There is no event for that.
+/// Interval of the checks whether QEMU listens. There is no event for that.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A virtual machine that runs here, or is about to.
@@ -34,7 +34,7 @@ pub struct Machine {
     ram: Arc<Ram>,
 }
 
-/// What `query-status` says.
+/// The answer to `query-status`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Status {
     /// `running`, `paused`, `inmigrate`, ...
@@ -43,7 +43,7 @@ pub struct Status {
     pub running: bool,
 }
 
-/// What `query-migrate` says, as far as it is of interest.
+/// The part of the answer to `query-migrate` that is used here.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct MigrationStatus {
@@ -56,7 +56,8 @@ pub(crate) struct MigrationStatus {
 }
 
 impl Machine {
-    /// Connects to a QEMU that was started by [`crate::Arguments::command`], a moment ago or earlier. `connect` tries it once.
+    /// Connects to a QEMU that was started by [`crate::Arguments::command`], a moment ago or earlier.
+    /// `connect` makes one try.
     pub async fn started<C>(pid: u32, ram: Ram, connect: impl Fn() -> C) -> Result<Self>
     where
         C: Future<Output = Result<Qmp>>,
@@ -75,18 +76,18 @@ impl Machine {
         Ok(Self { pid, qmp, ram })
     }
 
-    /// One that runs already, and whose RAM is shared memory in a file.
+    /// A running QEMU, whose RAM is shared memory in a file.
     pub async fn attached(pid: u32, qmp: Qmp) -> Result<Self> {
         let ram = Arc::new(Ram::open(&ram_file(&qmp, pid).await?)?);
         Ok(Self { pid, qmp, ram })
     }
 
-    /// The name of the object that is its RAM.
+    /// The name of the object that is the RAM.
     pub async fn memory(&self) -> Result<String> {
         shared_backend(&self.qmp).await
     }
 
-    /// The type of its machine, with its version.
+    /// The type of machine, with its version.
     pub async fn machine_type(&self) -> Result<String> {
         let asked = json!({"path": "/machine", "property": "type"});
         let kind: String = self.qmp.ask("qom-get", asked).await?;
@@ -98,17 +99,17 @@ impl Machine {
         self.pid
     }
 
-    /// Its RAM.
+    /// The RAM.
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }
 
-    /// Its QMP connection.
+    /// The QMP connection.
     pub fn qmp(&self) -> &Qmp {
         &self.qmp
     }
 
-    /// Whether the guest runs, and if not, why.
+    /// Whether the guest runs, and if not, the reason.
     pub async fn status(&self) -> Result<Status> {
         self.qmp.ask("query-status", json!({})).await
     }
@@ -118,7 +119,7 @@ impl Machine {
         self.qmp.go_on().await
     }
 
-    /// QEMU ends, and the guest with it.
+    /// Ends QEMU, and the guest with it.
     pub async fn quit(&self) -> Result<()> {
         match self.qmp.run("quit", json!({})).await {
             Err(Error::Gone) => Ok(()),
@@ -126,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// A stream of which QEMU has the other end: by a descriptor, so that no path has to mean the same to both.
+    /// A stream whose other end QEMU has as a descriptor, so that no path has to be the same for both.
     pub(crate) async fn give_stream(&self) -> Result<UnixStream> {
         let pair = std::os::unix::net::UnixStream::pair();
         let ours = pair.and_then(|(ours, theirs)| {
@@ -142,7 +143,7 @@ impl Machine {
         self.qmp.ask("query-migrate", json!({})).await
     }
 
-    /// Waits until a migration is in one of these states. `events` were subscribed to before it could be.
+    /// Waits until a migration is in one of these states. `events` must have been subscribed to before.
     pub(crate) async fn comes_to(
         &self,
         wanted: &[&str],
@@ -190,7 +191,7 @@ fn cannot<T>(why: &str) -> Result<T> {
     )]))
 }
 
-/// The name of the one memory backend that a running QEMU shares, if that is all of its RAM.
+/// The name of the one memory backend that a running QEMU shares, if this is all of its RAM.
 async fn shared_backend(qmp: &Qmp) -> Result<String> {
     let backends: Vec<MemoryBackend> = qmp.ask("query-memdev", json!({})).await?;
     let (backend, id) = match &backends[..] {
@@ -205,7 +206,7 @@ async fn shared_backend(qmp: &Qmp) -> Result<String> {
     Ok(id.clone())
 }
 
-/// Where the RAM of a running QEMU lies: in one file that it shares.
+/// The file of a running QEMU's RAM.
 async fn ram_file(qmp: &Qmp, pid: u32) -> Result<PathBuf> {
     let id = shared_backend(qmp).await?;
     let asked = json!({"path": format!("/objects/{id}"), "property": "mem-path"});
@@ -214,7 +215,7 @@ async fn ram_file(qmp: &Qmp, pid: u32) -> Result<PathBuf> {
         Err(Error::Refused { .. }) => return cannot("its RAM is in no file"),
         Err(error) => return Err(error),
     };
-    // As QEMU sees it.
+    // The path as QEMU sees it.
     let seen = Path::new("/proc").join(pid.to_string()).join("root");
     Ok(seen.join(path.strip_prefix("/").unwrap_or(&path)))
 }

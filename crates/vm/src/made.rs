@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::arguments::Arguments;
 
-/// Folders that QEMU has for itself in its container.
+/// Folders of QEMU's own in its container.
 const OWN: &[&str] = &["/tmp", "/dev/shm"];
 
 /// Options whose value is a character device.
@@ -18,7 +18,7 @@ const CHARACTERS: &[&str] = &[
 ];
 
 impl Arguments {
-    /// Such files and sockets that it names, with advice.
+    /// Such files and sockets in the command line, with advice.
     pub fn unmade(&self) -> Vec<String> {
         let folders: Vec<PathBuf> = self
             .files()
@@ -61,7 +61,7 @@ impl Arguments {
     }
 }
 
-/// The path that an option has QEMU make, and whether it is a socket.
+/// The path that an option makes QEMU create, and whether it is a socket.
 fn made(option: &str, value: &str) -> Option<(String, bool)> {
     let value = value.replace(",,", "\0");
     let parts: Vec<_> = value.split(',').collect();

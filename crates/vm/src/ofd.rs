@@ -1,4 +1,4 @@
-//! Locks of open file descriptions, which none of our libraries offers.
+//! Locks of open file descriptions, without a form in our libraries.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +30,7 @@ pub(crate) fn is_locked(file: &File, byte: u64) -> io::Result<bool> {
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Takes a lock that others may have, too.
+/// Takes a lock that others may have as well.
 #[cfg(test)]
 pub(crate) fn lock(file: &File, byte: u64) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, &mut of_byte(libc::F_RDLCK, byte)?)

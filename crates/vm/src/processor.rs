@@ -136,7 +136,7 @@ impl Processor {
         });
         let lost: Vec<_> = lost.collect();
         if !lost.is_empty() {
-            // Features that the other release does not even know by name.
+            // Features that the other release does not know by name.
             let unnamed = self.features.difference(&there.features);
             missed.extend(unnamed.map(String::as_str));
         }
@@ -193,7 +193,7 @@ impl Processor {
 }
 
 impl Machine {
-    /// The processor that its guest has.
+    /// The processor of the guest.
     pub async fn processor(&self, arguments: &Arguments) -> Result<Processor> {
         of_qemu(self.qmp(), arguments.cpu()).await
     }
@@ -219,7 +219,7 @@ async fn of_qemu(qmp: &Qmp, option: Option<&str>) -> Result<Processor> {
     let asked = properties(option.unwrap_or_default());
     let command = "query-cpu-model-expansion";
     let expanded = match qmp.ask::<Expansion>(command, expand(&asked)).await {
-        // One of them is no property of the model's by that name.
+        // One of them is not a property of the model by this name.
         Err(Error::Refused { .. }) if !asked.is_empty() => qmp.ask(command, expand(&Map::new())).await,
         expanded => expanded,
     };
@@ -306,7 +306,7 @@ impl Arguments {
                 )),
                 _ => Error::io(format!("start {}", self.program()))(error),
             })?;
-            // Only the child has its ends of the pair then.
+            // Only the child has its ends of the pair from here on.
             drop(command);
             let mut complaints = child.stderr.take();
             let answered = async {

@@ -1,7 +1,7 @@
 //! QEMU's machine protocol (QMP): commands that are answered, and events.
 //!
-//! Written here rather than taken from a library: those that there are give the connection up at an event that they do not know,
-//! and a newer QEMU has some; and they read lines of any length.
+//! Written here rather than taken from a library: existing ones give the connection up at an unknown event,
+//! and newer QEMUs have some; and they read lines of any length.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -25,30 +25,30 @@ use crate::error::{Error, Result};
 use crate::libvirt::Domain;
 use crate::limit::in_time;
 
-/// How long QEMU may take to answer a command. It answers from its main loop, which disks and networks can hold up.
+/// Limit for QEMU to answer a command. It answers from its main loop, which disks and networks can hold up.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Until QEMU is asked again where nobody tells what happens. The question itself takes longer.
+/// Pause before QEMU is asked again if there are no events. The question itself takes longer.
 const AGAIN: Duration = Duration::from_millis(5);
 
-/// No line that QEMU sends is longer: the longest are lists of all devices or of all block nodes.
+/// The longest line from QEMU: lists of all devices or of all block nodes are the longest.
 const LONGEST: u64 = 16 << 20;
 
-/// So many events may wait for whoever listens; who falls behind asks for the state.
+/// Most events that wait for a listener; a listener that falls behind asks for the state.
 const EVENTS: usize = 256;
 
-/// Something that has happened.
+/// An event.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Event {
-    /// Its name: `STOP`, `MIGRATION`, ...
+    /// The name: `STOP`, `MIGRATION`, ...
     #[serde(rename = "event")]
     pub name: String,
-    /// What it says.
+    /// The event's data.
     #[serde(default)]
     pub data: Value,
 }
 
-/// What QEMU says after its greeting.
+/// A message of QEMU after its greeting.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Message {
@@ -64,19 +64,19 @@ struct Refusal {
 
 type Answer = std::result::Result<Value, String>;
 
-/// Who waits for answers; `None` when nobody answers any more.
+/// Waiters for answers; `None` when no more answers come.
 type Waiting = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 
-/// Somebody who answers in QMP: QEMU, or libvirt for it.
+/// A partner that answers in QMP: QEMU, or libvirt for it.
 #[derive(Debug)]
 pub struct Qmp {
     way: Way,
     events: broadcast::Sender<Event>,
-    /// How long it may take to answer a command.
+    /// Limit for an answer to a command.
     limit: Duration,
 }
 
-/// How QEMU is reached.
+/// The way to QEMU.
 #[derive(Debug)]
 enum Way {
     Socket(Connection),
@@ -105,7 +105,7 @@ impl Qmp {
         Self::of(stream.map_err(Error::io(format!("connect to {}", path.display())))?).await
     }
 
-    /// Over a connection that is there.
+    /// A client on an existing connection.
     pub async fn of(stream: UnixStream) -> Result<Self> {
         let (reader, writer) = stream.into_split();
         let mut lines = Lines(BufReader::new(reader));
@@ -130,7 +130,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Through libvirt, which has the QMP socket of its domain for itself.
+    /// A client through libvirt, which uses its domain's QMP socket exclusively.
     pub fn through(domain: Domain) -> Self {
         let (events, _) = broadcast::channel(EVENTS);
         Self {
@@ -140,12 +140,12 @@ impl Qmp {
         }
     }
 
-    /// What happens from now on. libvirt tells nothing: [`Qmp::may_differ`] does not need that.
+    /// Events from now on. libvirt passes none on: [`Qmp::may_differ`] needs none.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
     }
 
-    /// The domain that it is reached through, if it is one.
+    /// The libvirt domain, if QEMU is reached through it.
     pub fn domain(&self) -> Option<&Domain> {
         match &self.way {
             Way::Socket(_) => None,
@@ -153,14 +153,15 @@ impl Qmp {
         }
     }
 
-    /// Waits until it is worth asking again how something is. `events` were subscribed to before it was asked.
+    /// Waits until another question may have another answer. `events` must have been subscribed to before the
+    /// last question.
     ///
-    /// libvirt passes events on to whoever has registered for them with a connection of its own, and does not say since when that counts: so
-    /// what happens just then could be missed, and it is asked again instead.
+    /// libvirt passes events on only to clients that have registered by a connection of their own, and does
+    /// not tell from when on. An event at that time could be missed, so the question is repeated instead.
     pub(crate) async fn may_differ(&self, events: &mut broadcast::Receiver<Event>) -> Result<()> {
         match &self.way {
             Way::Libvirt(_) => tokio::time::sleep(AGAIN).await,
-            // An event says only that it is worth asking.
+            // An event only means that another question is worthwhile.
             Way::Socket(_) => match events.recv().await {
                 Ok(_) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return Err(Error::Gone),
@@ -177,7 +178,7 @@ impl Qmp {
         }
     }
 
-    /// Has QEMU do something that returns nothing of interest.
+    /// Makes QEMU carry out a command without a result.
     pub async fn run(&self, command: &'static str, arguments: Value) -> Result<()> {
         self.ask::<Value>(command, arguments).await.map(drop)
     }
@@ -190,7 +191,7 @@ impl Qmp {
             .map(drop)
     }
 
-    /// Asks QEMU for something.
+    /// Asks QEMU a question.
     pub async fn ask<T: DeserializeOwned>(&self, command: &'static str, arguments: Value) -> Result<T> {
         self.send(command, arguments, None).await
     }
@@ -247,7 +248,7 @@ impl Connection {
     }
 }
 
-/// Sends the beginning of a command with a descriptor, and says how many bytes of it.
+/// Sends the beginning of a command with a descriptor, and returns the number of bytes sent.
 async fn send_with(writer: &OwnedWriteHalf, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<usize> {
     let socket: &UnixStream = writer.as_ref();
     let sent = socket.async_io(Interest::WRITABLE, || {
@@ -281,7 +282,7 @@ impl Lines {
     }
 }
 
-/// Gives answers and events to those who wait, until there are no more.
+/// Passes answers and events to their waiters, until there are no more.
 async fn read(mut lines: Lines, waiting: Arc<Waiting>, events: broadcast::Sender<Event>) {
     let ended = loop {
         let message = match lines.next().await {
@@ -290,7 +291,7 @@ async fn read(mut lines: Lines, waiting: Arc<Waiting>, events: broadcast::Sender
         };
         let (id, answer) = match serde_json::from_value(message) {
             Ok(Message::Event(event)) => {
-                // Nobody may be listening.
+                // There may be no listener.
                 let (Ok(_) | Err(_)) = events.send(event);
                 continue;
             }
@@ -301,7 +302,7 @@ async fn read(mut lines: Lines, waiting: Arc<Waiting>, events: broadcast::Sender
         let mut waiting = waiting.lock().expect("no panic under this lock");
         let waiter = id.and_then(|id| waiting.as_mut()?.remove(&id));
         if let Some(waiter) = waiter {
-            // It may have given up.
+            // The waiter may have given up.
             let (Ok(()) | Err(_)) = waiter.send(answer);
         }
     };
@@ -315,7 +316,7 @@ async fn read(mut lines: Lines, waiting: Arc<Waiting>, events: broadcast::Sender
 mod tests {
     use super::*;
 
-    /// The other end, which has sent its greeting and taken the first command.
+    /// The other end, after its greeting and the first command.
     async fn pair() -> (Qmp, BufReader<UnixStream>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut theirs = BufReader::new(theirs);

@@ -12,7 +12,7 @@ use verbatim_tracking::{FileTracker, MappedFile, PAGE, Ranges, maps_file, stand_
 
 use crate::error::{Error, Result};
 
-/// A run has at most so many bytes.
+/// Most bytes of a run.
 pub const RUN: u64 = 1 << 20;
 
 /// `TMPFS_MAGIC`.
@@ -39,13 +39,13 @@ impl Ram {
         Self::of(file, path)
     }
 
-    /// That of a virtual machine that is there.
+    /// Opens the RAM of an existing virtual machine.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         Self::of(file.map_err(Error::io(format!("open {}", path.display())))?, path)
     }
 
-    /// A file that is open for reading and writing; `path` is where it is, for people.
+    /// A file that is open for reading and writing; `path` is for display.
     pub fn of(file: File, path: &Path) -> Result<Self> {
         let what = || format!("look at {}", path.display());
         let system = rustix::fs::fstatfs(&file).map_err(|error| Error::io(what())(error.into()))?;
@@ -63,12 +63,12 @@ impl Ram {
         })
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// How many bytes it has.
+    /// The size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -78,7 +78,7 @@ impl Ram {
         &self.file
     }
 
-    /// Where there is memory; the rest is zero.
+    /// Ranges with memory; the rest is zero.
     pub fn data(&self) -> Result<Ranges> {
         let mut data = Ranges::default();
         let mut from = 0;
@@ -102,7 +102,7 @@ impl Ram {
         read.map_err(Error::io("read the RAM"))
     }
 
-    /// Puts a run in its place.
+    /// Writes a run to its place.
     pub fn write(&self, start: u64, bytes: &[u8]) -> Result<()> {
         self.holds(start..start + bytes.len() as u64)?;
         let written = self.file.write_all_at(bytes, start);
@@ -128,7 +128,7 @@ impl Ram {
     }
 }
 
-/// What has to be brought to the other copy of the RAM.
+/// A part of the RAM to bring to the other copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Run {
     /// This part as it is now.
@@ -145,14 +145,14 @@ pub struct Rounds {
     ram: Arc<Ram>,
     pid: u32,
     tracker: FileTracker,
-    /// Where this copy had memory after the look before.
+    /// Ranges with memory in this copy at the look before.
     data: Ranges,
-    /// What the other copy has memory for.
+    /// Ranges with memory in the other copy.
     brought: Ranges,
 }
 
 impl Rounds {
-    /// Begins to track what QEMU writes.
+    /// Begins to track QEMU's writes.
     pub fn begin(ram: &Arc<Ram>, pid: u32) -> Result<Self> {
         Ok(Self {
             ram: Arc::clone(ram),
@@ -168,33 +168,36 @@ impl Rounds {
         &self.ram
     }
 
-    /// What was written since the round before; all in the first.
+    /// Runs that were written since the round before; in the first round, all.
     pub fn round(&mut self) -> Result<Vec<Run>> {
         let written = self.tracker.look(&self.data)?;
-        // Reads from a disk that go to the RAM directly (O_DIRECT), and have looked its pages up before this, end before this returns.
+        // Direct disk reads into the RAM (O_DIRECT) that have looked its pages up before this call end before
+        // it returns.
         stand_still_once(&[self.pid])?;
         self.data = self.ram.data()?;
         Ok(self.runs(&written))
     }
 
-    /// The same of a virtual machine that stands still, and whose disks are quiet.
+    /// The same for a virtual machine that stands still, and whose disks are quiet.
     pub fn last(&mut self) -> Result<Vec<Run>> {
         self.data = self.ram.data()?;
         let written = self.tracker.last_look(&self.data)?;
         Ok(self.runs(&written))
     }
 
-    /// What was written since the round before, and is left behind: it is not brought, and the other copy comes to lack it
-    /// ([`crate::PostCopy::lack`]). From then on nothing is brought but by post-copy.
+    /// Ranges that were written since the round before and are left behind: they are not brought, and the
+    /// other copy lacks them ([`crate::PostCopy::lack`]). From then on only post-copy brings them.
     ///
-    /// What a disk has yet to write there is in the RAM when the guest stands still, and not before: then it may be read.
+    /// Data that a disk still has to write there are in the RAM when the guest stands still, and not before:
+    /// only then may the RAM be read.
     pub fn leave_behind(&mut self) -> Result<Ranges> {
         let written = self.tracker.look(&self.data)?;
         self.data = self.ram.data()?;
         Ok(self.left_behind(&written))
     }
 
-    /// The same of a virtual machine that stands still, and whose disks are quiet; and its RAM, from which it comes later. The rounds are over.
+    /// The same for a virtual machine that stands still, and whose disks are quiet; and its RAM, from which
+    /// the ranges come later. The rounds are over.
     pub fn leave_last_behind(&mut self) -> Result<(Ranges, Behind)> {
         self.data = self.ram.data()?;
         let written = self.tracker.last_look(&self.data)?;
@@ -210,7 +213,7 @@ impl Rounds {
         behind
     }
 
-    /// What the other copy has memory for, and this one not any more.
+    /// Ranges with memory in the other copy, and no longer in this one.
     fn gone(&self) -> Ranges {
         let mut gone = self.brought.clone();
         gone.subtract(&self.data);
@@ -219,7 +222,7 @@ impl Rounds {
 
     fn runs(&mut self, written: &Ranges) -> Vec<Run> {
         let mut runs = Vec::new();
-        // What was given back reads as zero, whoever noticed that it was.
+        // Memory that was given back reads as zero, even if the tracker did not notice.
         let gone = self.gone();
         for range in gone.iter() {
             runs.push(Run::Zero(range));
@@ -232,16 +235,17 @@ impl Rounds {
     }
 }
 
-/// The RAM of a guest that runs elsewhere, or is about to, and a part of whose memory is only here. Nobody writes to it any more.
+/// The RAM of a guest that runs elsewhere, or is about to, and part of whose memory is only here. It is no
+/// longer written to.
 #[derive(Debug, Clone)]
 pub struct Behind {
     ram: Arc<Ram>,
-    /// Where there is memory, which does not change.
+    /// Ranges with memory; they do not change.
     data: Ranges,
 }
 
 impl Behind {
-    /// That of a guest that has left, for whoever comes after one who has died.
+    /// The RAM of a guest that has left, for a process that takes over from an earlier one.
     pub fn of(ram: &Arc<Ram>) -> Result<Self> {
         Ok(Self {
             ram: Arc::clone(ram),
@@ -254,7 +258,7 @@ impl Behind {
         &self.ram
     }
 
-    /// What is in a range: the runs with which a request for it is answered.
+    /// The content of a range: the runs that answer a request for it.
     pub fn runs(&self, range: Range<u64>) -> Result<Vec<Run>> {
         self.ram.holds(range.clone())?;
         let mut zero = Ranges::from_iter([range]);
@@ -265,7 +269,8 @@ impl Behind {
     }
 }
 
-/// Ranges as runs: single pages between them that were not written are taken along, if they are memory, and none is longer than [`RUN`].
+/// Ranges as runs: single unwritten pages between them are taken along if they are memory, and no run is
+/// longer than [`RUN`].
 fn bridged(written: &Ranges, data: &Ranges) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for range in written.iter() {
@@ -282,7 +287,7 @@ fn bridged(written: &Ranges, data: &Ranges) -> Vec<Range<u64>> {
     runs.into_iter().flat_map(parts).collect()
 }
 
-/// Who else maps the file, in words.
+/// Other processes that map the file, in words.
 pub(crate) fn other_users(ram: &Ram, pid: u32) -> Result<Vec<String>> {
     let file = MappedFile::of(ram.file()).map_err(Error::io("look at the RAM"))?;
     let own = std::process::id();
@@ -292,7 +297,7 @@ pub(crate) fn other_users(ram: &Ram, pid: u32) -> Result<Vec<String>> {
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     for other in numbers.filter(|other: &u32| *other != pid && *other != own) {
-        // Those that have ended have none.
+        // A process that has ended has no mappings.
         if maps_file(other, file).unwrap_or(false) {
             let name = std::fs::read_to_string(format!("/proc/{other}/comm")).unwrap_or_default();
             others.push(format!("process {other} ({}) maps the RAM, too", name.trim()));
@@ -354,7 +359,7 @@ mod tests {
     }
 
     proptest! {
-        /// Runs hold all that was written, no hole that was not, and at most one page more than that for each.
+        /// Runs hold all written pages, no unwritten hole, and at most one further page for each.
         #[test]
         fn runs_hold_what_was_written(pages in proptest::collection::vec((any::<bool>(), any::<bool>()), 1..64)) {
             let set = |is_in: &dyn Fn(&(bool, bool)) -> bool| {

@@ -1,4 +1,4 @@
-//! What stands in the way of a move.
+//! Obstacles to a move.
 
 use std::path::Path;
 
@@ -25,9 +25,9 @@ struct BlockNode {
 /// A device, by `qom-list`, or a property beside them.
 #[derive(Debug, Deserialize)]
 struct Device {
-    /// Where devices have no names of their own, `device[0]`.
+    /// The name; without one of its own, `device[0]`.
     name: String,
-    /// Of a device, `child<virtio-blk-pci>`.
+    /// For a device `child<virtio-blk-pci>`.
     #[serde(rename = "type")]
     kind: String,
 }
@@ -38,7 +38,7 @@ struct Cache {
 }
 
 impl Machine {
-    /// An error that says all that stands in the way of moving it, if there is anything.
+    /// An error with all obstacles to a move, if there are any.
     pub async fn may_move(&self) -> Result<()> {
         let mut reasons = Vec::new();
         let status = self.status().await?.status;
@@ -97,7 +97,7 @@ impl Machine {
         }
     }
 
-    /// What was named by `-device`, or added since.
+    /// Devices that `-device` names, or that were added since.
     async fn devices(&self) -> Result<Vec<Device>> {
         let mut devices = Vec::new();
         for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
@@ -112,8 +112,8 @@ impl Machine {
         self.qmp().ask("query-named-block-nodes", flat).await
     }
 
-    /// Disks whose reads go to the RAM directly, and which no thread waits for: what they read may land after the look at the
-    /// RAM that was to find it. Where a thread waits, it is waited for ([`crate::Rounds::round`]).
+    /// Disks whose reads go to the RAM directly without a waiting thread: their data may land after the look
+    /// at the RAM that was to find them. Threads that wait are waited for ([`crate::Rounds::round`]).
     fn unseen_disks(&self, nodes: &[BlockNode]) -> Result<Option<String>> {
         let Some(direct) = nodes.iter().find(|node| node.cache.direct) else {
             return Ok(None);
@@ -122,7 +122,7 @@ impl Machine {
         let line = std::fs::read(&path).map_err(Error::io(format!("read {path}")))?;
         let line = String::from_utf8_lossy(&line);
         let asynchronous = ["aio=native", "aio=io_uring", "\"native\"", "\"io_uring\""];
-        // Rings of io_setup are there once one was used.
+        // The rings of io_setup exist once one was used.
         let has_rings = verbatim_tracking::names_mapping(self.pid(), "/[aio]")?;
         let is_asynchronous = has_rings || asynchronous.iter().any(|word| line.contains(word));
         Ok(is_asynchronous.then(|| {
@@ -135,7 +135,7 @@ impl Machine {
     }
 }
 
-/// Disks by vhost-user-blk, because of which another process maps the RAM.
+/// Disks by vhost-user-blk, for which another process maps the RAM.
 fn vhost_user_disks(devices: &[Device]) -> Vec<String> {
     let kind = |device: &Device| device.kind.strip_prefix("child<").is_some_and(is_vhost_user_disk);
     let disks = devices.iter().filter(|device| kind(device));
@@ -149,7 +149,7 @@ fn vhost_user_disks(devices: &[Device]) -> Vec<String> {
     disks.map(reason).collect()
 }
 
-/// What QEMU has open that cannot move.
+/// QEMU's open descriptors that cannot move.
 fn descriptors(pid: u32) -> Result<Vec<String>> {
     let folder = format!("/proc/{pid}/fd");
     let mut reasons = Vec::new();
@@ -162,7 +162,7 @@ fn descriptors(pid: u32) -> Result<Vec<String>> {
             reasons.push("it has a device of the host's (VFIO), whose state cannot move".to_owned());
             break;
         }
-        // It is there until all has come (`PostCopy`), or QEMU is about to use it itself.
+        // It exists until all memory has come (`PostCopy`), or QEMU is about to use it itself.
         if target == Path::new("anon_inode:[userfaultfd]") {
             reasons.push(
                 "not all of its memory has come from where it was (post-copy): wait until it has".to_owned(),

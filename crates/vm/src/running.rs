@@ -1,23 +1,24 @@
-//! The command line of a QEMU that somebody else has started: what of it the next host's QEMU is to have.
+//! The command line of a QEMU that another program has started, in the form for the next host's QEMU.
 //!
-//! What is left out is what the agent adds itself, or what is of this process alone: monitors for programs, the RAM, the links of
-//! networks, how it was started. All else stays as it is, since the devices must be the same, in the same order.
+//! Words that the agent adds itself, or that belong to this process alone, are left out: monitors for
+//! programs, the RAM, the links of networks, the way it was started. Everything else stays as it is, since
+//! the devices must be the same, in the same order.
 
 use std::path::Path;
 
 use crate::arguments::Arguments;
 use crate::error::{Error, Result};
 
-/// QEMU gives the first card without a MAC this one.
+/// QEMU's MAC for the first card without one.
 pub const USUAL_MAC: [u8; 6] = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
 
-/// Left out.
+/// Options that are left out.
 const ALONE: &[&str] = &["-daemonize", "-S", "-mem-prealloc"];
 
-/// Left out, with their values.
+/// Options that are left out with their values.
 const WITH_VALUE: &[&str] = &["-qmp", "-qmp-pretty", "-pidfile", "-incoming"];
 
-/// How a network says which link it has.
+/// Parts of a network that name its link.
 const LINK: &[&str] = &[
     "ifname=",
     "fd=",
@@ -33,7 +34,7 @@ const LINK: &[&str] = &[
     "downscript=",
 ];
 
-/// Options whose whole value is a path, and parts of values that are.
+/// Options whose whole value is a path, and parts of values that are paths.
 const PATHS: &[&str] = &[
     "-hda", "-hdb", "-hdc", "-hdd", "-cdrom", "-fda", "-fdb", "-kernel", "-initrd", "-dtb", "-bios",
     "-pflash",
@@ -41,8 +42,8 @@ const PATHS: &[&str] = &[
 const PATH_PARTS: &[&str] = &["file=", "file.filename=", "filename=", "path=", "romfile="];
 
 impl Arguments {
-    /// Of a QEMU that runs by `line`, in the folder `cwd`; `memory` is the name of the object that is its RAM, and `machine` the type of its
-    /// machine, with its version.
+    /// The arguments of a QEMU that runs by `line`, in the folder `cwd`; `memory` is the name of the object
+    /// that is its RAM, and `machine` the type of its machine, with its version.
     pub fn of_running(line: &[String], memory: &str, machine: &str, cwd: &Path) -> Result<Self> {
         let (program, words) = line
             .split_first()
@@ -115,7 +116,7 @@ fn part_of(value: &str, name: &str) -> Option<String> {
     parts.find_map(|(key, value)| (key == name).then(|| value.to_owned()))
 }
 
-/// Whether the agent adds it itself.
+/// Whether the agent adds this option itself.
 fn is_ours(option: &str, value: &str, memory: &str, monitors: &[String]) -> bool {
     match option {
         "-mon" => value.split(',').any(|part| part == "mode=control"),
@@ -128,14 +129,14 @@ fn is_ours(option: &str, value: &str, memory: &str, monitors: &[String]) -> bool
     }
 }
 
-/// Without the parts that begin so.
+/// The value without the parts that begin like this.
 fn without(value: &str, beginnings: &[&str]) -> String {
     let parts = value.split(',');
     let kept = parts.filter(|part| !beginnings.iter().any(|beginning| part.starts_with(beginning)));
     kept.collect::<Vec<_>>().join(",")
 }
 
-/// A network by a link of this host gets one of the next host's.
+/// Gives a network with a link of this host one of the next host.
 fn any_link(option: &str, value: &str) -> Result<String> {
     if value.starts_with('{') && value.contains("fd") {
         return Err(refused(&format!(
@@ -157,7 +158,7 @@ fn any_link(option: &str, value: &str) -> Result<String> {
     }
 }
 
-/// A path in it that is not absolute.
+/// A relative path in the value.
 fn relative<'a>(option: &str, value: &'a str) -> Option<&'a str> {
     let parts = value.split(',');
     let mut named = parts.filter_map(|part| PATH_PARTS.iter().find_map(|key| part.strip_prefix(key)));

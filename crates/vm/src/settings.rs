@@ -12,13 +12,13 @@ use serde_json::{Map, Value, json};
 use crate::error::Result;
 use crate::machine::Machine;
 
-/// On for a move; all others are off.
+/// Capabilities that are on for a move; all others are off.
 const CAPABILITIES: [&str; 3] = ["events", "x-ignore-shared", "pause-before-switchover"];
 
-/// In ms: QEMU stops the guest when it expects the rest of other memory than the RAM to take no longer.
+/// Limit in ms: QEMU stops the guest when it expects the rest of other memory than the RAM to take no longer.
 const OTHER_MEMORY: u64 = 20;
 
-/// In bytes/s: only the network limits QEMU.
+/// Bandwidth limit in bytes/s, so high that only the network limits QEMU.
 const BANDWIDTH: u64 = 1 << 40;
 
 /// QEMU's defaults, used if the values found were left by an earlier version of this program.
@@ -191,7 +191,7 @@ mod tests {
         );
         let usual = Settings::of(&capabilities(&[]), &parameters(128 << 20, 300, ""));
         assert_eq!(left, usual);
-        // One of both alone may be somebody's wish.
+        // One of the two alone may be the user's choice.
         let wish = Settings::of(
             &capabilities(&["x-ignore-shared"]),
             &parameters(BANDWIDTH, 300, ""),

@@ -14,38 +14,39 @@ use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
 use crate::settings::Settings;
 
-/// How long the guest may take to stop, with its disks drained and what is no RAM of ours (a display's memory) sent.
+/// Limit for the guest to stop, with its disks drained and memory outside our RAM (a display's) sent.
 const STOP: Duration = Duration::from_secs(30);
 
-/// How long the state of the devices may take, the network between included.
+/// Limit for the transfer of the devices' state, including the network.
 const STATE: Duration = Duration::from_secs(30);
 
-/// How long QEMU may take to give a migration up.
+/// Limit for QEMU to give a migration up.
 const CANCEL: Duration = Duration::from_secs(10);
 
-/// What `query-status` says while QEMU's own thread has still to do with the guest, for a moment after it has said how its migration ended: it lets the
-/// guest go on where that has failed. Nobody else may before.
+/// The state in `query-status` while QEMU's own thread is not done with the guest, for a moment after it has
+/// reported the end of its migration: after a failure this thread lets the guest go on. Nothing else may do
+/// so before.
 const FINISHING: &str = "finish-migrate";
 
-/// How often it is looked whether that is over.
+/// Interval of the checks whether this is over.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// One that is on its way. Dropping this changes nothing: it is given up by [`Outgoing::take_back`].
+/// A leaving virtual machine. A drop changes nothing: [`Outgoing::take_back`] gives the move up.
 #[derive(Debug)]
 pub struct Outgoing {
     machine: Arc<Machine>,
     events: Receiver<Event>,
-    /// Whether the guest ran before, and so is to run afterwards.
+    /// Whether the guest ran before, and so has to run afterwards.
     ran: bool,
     /// QEMU's earlier settings.
     noted: Settings,
-    /// The images that it has locked; the destination's QEMU needs the same locks.
+    /// The images that QEMU has locked; the destination's QEMU needs the same locks.
     images: Images,
 }
 
 impl Machine {
-    /// Has QEMU begin to send the state of the devices, which is read from the stream that is returned.
-    /// The guest runs on until [`Outgoing::stopped`].
+    /// Makes QEMU begin to send the state of the devices, which is to be read from the returned stream. The
+    /// guest runs on until [`Outgoing::stopped`].
     pub async fn leave(self: &Arc<Self>) -> Result<(Outgoing, UnixStream)> {
         let noted = self.settings().await?;
         self.leave_from(noted).await
@@ -68,8 +69,8 @@ impl Machine {
         Ok((outgoing, stream))
     }
 
-    /// What [`Outgoing::take_back`] does, for whoever comes after one who has died with it; `ran`: whether
-    /// the guest ran before, and so is to run; `noted`: QEMU's earlier settings, as far as they are known.
+    /// The same as [`Outgoing::take_back`], for a process that takes over from an earlier one. `ran`: whether
+    /// the guest ran before, and so has to run; `noted`: QEMU's earlier settings, as far as they are known.
     pub async fn take_back(&self, ran: bool, noted: Option<&Settings>) -> Result<()> {
         self.give_up(ran, &mut self.qmp().events()).await?;
         match noted {
@@ -94,7 +95,7 @@ impl Machine {
                 if status.status != FINISHING {
                     return Ok(status);
                 }
-                // No event tells of the last step of a migration that has completed.
+                // There is no event for the last step of a completed migration.
                 tokio::time::sleep(LOOK).await;
             }
         };
@@ -111,15 +112,15 @@ impl Outgoing {
         self.ran
     }
 
-    /// Waits until the guest stands still and its disks are quiet. What is in the RAM then is what the destination must have
-    /// before [`Self::hand_over`].
+    /// Waits until the guest stands still and its disks are quiet. The destination must have the RAM's
+    /// content of that time before [`Self::hand_over`].
     pub async fn stopped(&mut self) -> Result<()> {
         self.machine
             .comes_to(&["pre-switchover"], &mut self.events, STOP)
             .await
     }
 
-    /// Has QEMU send the state of the devices, and waits until all of it has left.
+    /// Makes QEMU send the state of the devices, and waits until all of it has left.
     pub async fn hand_over(&mut self) -> Result<()> {
         let state = json!({"state": "pre-switchover"});
         self.machine.qmp().run("migrate-continue", state).await?;
@@ -129,18 +130,19 @@ impl Outgoing {
     }
 
     /// An error if the destination's QEMU would not get the locks on images that this one had: it could load
-    /// the guest, but not let it run. To be called when the guest is handed over, and before it is loaded:
-    /// from then on the destination's QEMU has them.
+    /// the guest, but not let it run. Called when the guest is handed over, before it is loaded: from then on
+    /// the destination's QEMU has the locks.
     pub fn has_let_go(&self) -> Result<()> {
         self.images.are_free(self.machine.pid())
     }
 
-    /// The images that it had locked, for the destination, which is to have them so.
+    /// The locked images with their locks, for the destination.
     pub fn held(&self) -> Vec<Held> {
         self.images.held()
     }
 
-    /// Gives it up: the guest goes on here, if it ran, and QEMU is set as it was. Only where it is certain that it does not run elsewhere, and never will.
+    /// Gives the move up: the guest goes on here, if it ran, and QEMU's settings are put back. Only if it is
+    /// certain that the guest does not run elsewhere, and never will.
     pub async fn take_back(mut self) -> Result<()> {
         self.machine.give_up(self.ran, &mut self.events).await?;
         self.machine.put_back(&self.noted).await

@@ -1,4 +1,4 @@
-//! Troubles of a guest: failed disks, or that it does not run.
+//! Troubles of a guest: failed disks, and states in which it does not run.
 
 use serde::Deserialize;
 use serde_json::json;

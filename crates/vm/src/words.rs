@@ -3,14 +3,14 @@
 /// Lines with advice for a user at a terminal, not with a reason.
 const HINTS: [&str; 2] = ["Use -machine help", "Use -cpu help"];
 
-/// Messages that only follow the reason.
+/// Messages that only follow from the reason.
 const ENDS: [&str; 2] = ["load of migration failed", "error while loading state"];
 
 /// Limit of the lines.
 const LINES: usize = 3;
 
-/// The lines of QEMU's output that tell why it has ended, in their order. The output may also have the
-/// guest's.
+/// The lines of QEMU's output that tell why it has ended, in their order. The output may also have lines of
+/// the guest.
 pub fn last_words(printed: &str) -> Option<String> {
     let lines = printed.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut last = None;

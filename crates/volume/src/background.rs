@@ -1,13 +1,14 @@
-//! Threads for what is copied, which run when no tenant's do, and yet run.
+//! Threads of lower priority for copies: tenants' threads run first, and copies still make progress.
 //!
-//! A copy takes processors, not disks and networks alone: both hosts encrypt it, or look whether it is what was sent. Linux gives a thread of a lower
-//! priority what the others leave, and never nothing (`setpriority(2)`: there a priority is a thread's). But that may be so little that a chunk is on its way for
-//! seconds: beside four spinning processes a processor, one with `nice` 19 gets the 274th part of it. Changes wait 200 ms for a chunk, and then count as lacking: such a
-//! copy comes no further.
+//! A copy takes processors as well as disks and networks: both hosts encrypt its chunks, or compare them with
+//! fingerprints. Linux gives a thread of a lower priority the processor time that other threads leave, and
+//! always a minimum (`setpriority(2)`; on Linux a priority belongs to a thread). This minimum may be so small
+//! that a chunk takes seconds: beside four spinning processes on one processor, a thread with `nice` 19 gets
+//! 1/274 of it. Changes wait 200 ms for a chunk and then count as lacking, so such a copy makes no progress.
 //!
-//! So each of these threads looks, after each chunk, how long it was kept waiting for a processor. After more than [`LONG`] all of them have the usual
-//! priority, for a while; then it is tried again. Beside tenants alone that does not happen: copies that get so little of a processor would move less than
-//! 10 MB/s.
+//! Each of these threads therefore checks after each chunk how long it has waited for a processor. After more
+//! than [`LONG`], all of them get the usual priority for a while; then the low priority is tried again.
+//! Tenants alone do not cause this: a copy with so little processor time would move less than 10 MB/s.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -18,39 +19,40 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{getpriority_process, setpriority_process};
 
-/// 68 times less than what a thread gets by default, where both want a processor.
+/// A 68th of a default thread's share, where both want a processor.
 const NICE: i32 = 19;
 
-/// Nine times less. Whoever reads or writes a file has its lock in the kernel meanwhile, and those of the daemon when it has done so: where such a thread is put
-/// off, tenants may wait for it.
+/// A ninth. A thread that reads or writes a file holds the file's lock in the kernel, and takes locks of the
+/// daemon afterwards. Tenants may wait for these locks while the thread waits for a processor.
 const NICE_WITH_LOCKS: i32 = 10;
 
-/// Three times less: for threads that could not have the usual priority again (without CAP_SYS_NICE), or cannot know how long they wait.
+/// A third: for threads that could not get the usual priority back (without CAP_SYS_NICE), or cannot measure
+/// how long they wait.
 const NICE_FOR_EVER: i32 = 5;
 
-/// A thread that waits longer than this for a processor, all in all, while it has one chunk, has waited too long. A chunk passes four of them, and is to be
-/// there within 200 ms.
+/// Limit for a thread's wait for a processor, in total for one chunk. A chunk passes four of these threads,
+/// and has to arrive within 200 ms.
 const LONG: Duration = Duration::from_millis(25);
 
-/// So long they have the usual priority after that; twice as long after the next time, up to the limit.
+/// Duration of the usual priority after such a wait; doubled each time it recurs, up to the limit.
 const HOLD: Duration = Duration::from_secs(10);
 const LONGEST_HOLD: Duration = Duration::from_secs(80);
 
-/// When the background was starved, by the clock of this process.
+/// State of all background threads, by the clock of this process.
 #[derive(Debug, Default)]
 struct Floor {
-    /// Until then all of them have the usual priority.
+    /// End of the usual priority for all of them.
     until: Duration,
     hold: Duration,
 }
 
 impl Floor {
-    /// One has waited so long for a processor. True if they have the usual priority from now on, and had not.
+    /// A thread has waited this long for a processor. True if the usual priority begins now.
     fn waited(&mut self, now: Duration, waited: Duration) -> bool {
         if waited <= LONG || self.is_up(now) {
             return false;
         }
-        // One that got along for as long is not starved all the time.
+        // A thread that ran well for that long is not starved all the time.
         self.hold = match now < self.until + self.hold {
             true => (2 * self.hold).min(LONGEST_HOLD),
             false => HOLD,
@@ -66,18 +68,19 @@ impl Floor {
 
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// One for all: where one thread is starved the others are, or will be.
+/// One state for all threads: where one is starved, the others are or will be.
 static FLOOR: Mutex<Floor> = Mutex::new(Floor {
     until: Duration::ZERO,
     hold: Duration::ZERO,
 });
 
-/// A thread that is one of them.
+/// The calling thread, if it is one of the background.
 struct Own {
     usual: i32,
     low: i32,
     is_up: bool,
-    /// What the kernel says of this thread: the second number is how long it was ready and did not run, in nanoseconds.
+    /// The kernel's statistics of this thread. The second number is its time in the run queue without
+    /// running, in nanoseconds.
     schedstat: File,
     waited: Duration,
 }
@@ -87,12 +90,12 @@ thread_local! {
 }
 
 impl Own {
-    /// Nothing where the calling thread keeps its priority from now on.
+    /// `None` if the calling thread keeps its priority.
     fn enter(low: i32) -> Option<Self> {
         let usual = getpriority_process(None).ok()?;
         let schedstat = File::open("/proc/thread-self/schedstat");
         let watched = schedstat.and_then(|schedstat| Ok((waited(&schedstat)?, schedstat)));
-        // Lower is always allowed, and back only for some.
+        // Every thread may lower its priority; raising it back may need a privilege.
         let can_come_back = usual >= low || set(usual + 1) && set(usual);
         match watched {
             Ok((waited, schedstat)) if can_come_back => Some(Self {
@@ -146,23 +149,23 @@ fn waited(schedstat: &File) -> io::Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// The calling thread is one of them from now on, and takes no lock for which tenants wait.
+/// Makes the calling thread one of the background. It takes no lock for which tenants wait.
 pub fn enter() {
     lower(NICE);
 }
 
-/// The same for one that takes such locks.
+/// The same for a thread that takes such locks.
 pub fn enter_with_locks() {
     lower(NICE_WITH_LOCKS);
 }
 
 fn lower(nice: i32) {
     OWN.set(Own::enter(nice));
-    // Those that were starved a moment ago are so again.
+    // If the others were starved a moment ago, this thread is too.
     look();
 }
 
-/// The calling thread has done with a chunk. For others than those of the background this does nothing.
+/// The calling thread has finished a chunk. Outside the background this does nothing.
 pub fn look() {
     OWN.with_borrow_mut(|own| own.iter_mut().for_each(Own::look));
 }
@@ -211,7 +214,7 @@ mod tests {
             now += hold;
             assert!(!floor.is_up(now), "it is tried again");
         }
-        // After a while in which it went well it begins anew.
+        // After a while without starvation the duration starts again from the first.
         now += LONGEST_HOLD;
         assert!(floor.waited(now, LONG + MS));
         assert!(floor.is_up(now + HOLD - MS) && !floor.is_up(now + HOLD));

@@ -33,14 +33,14 @@ const UNPROVEN_OF_ONE: usize = 32;
 /// Descriptors of a client on this machine: its socket three times, and one on its way.
 pub const OF_CLIENT: u32 = 4;
 
-/// Of a client by TLS.
+/// Descriptors of a client by TLS.
 pub const OF_TLS: u32 = 2;
 
-/// Of another host: its socket, and a runtime.
+/// Descriptors of another host's connection: its socket, and a runtime.
 pub const OF_PEER: u32 = 8;
 
-/// Of a virtual machine by vhost-user: five for each of a few queues, and its memory's. Many queues take
-/// more, out of the reserve.
+/// Descriptors of a virtual machine by vhost-user: five for each of a few queues, and those of its memory.
+/// Further queues take theirs from the reserve.
 pub const OF_MACHINE: u32 = 64;
 
 /// Reserve of the limit on descriptors: a quarter, within these bounds.
@@ -57,7 +57,7 @@ const SAID: Duration = Duration::from_secs(60);
 pub struct Saying(Mutex<Option<Instant>>);
 
 impl Saying {
-    /// A new one.
+    /// A message that was not logged yet.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
@@ -140,7 +140,7 @@ impl Places {
         })
     }
 
-    /// Takes a place, if one is left. `what` names the kind for the log.
+    /// Takes a place, if one is left. `what` is the name of the kind for the log.
     pub fn take(self: &Arc<Self>, what: impl FnOnce() -> String) -> Option<Place> {
         let one_more = |taken: usize| (taken < self.most).then_some(taken + 1);
         match self
@@ -197,7 +197,7 @@ impl Descriptors {
         }
     }
 
-    /// Takes that many for a connection, if they are left.
+    /// Takes this many descriptors for a connection, if they are left.
     pub fn take(&self, descriptors: u32, what: &str) -> Option<OwnedSemaphorePermit> {
         let taken = self.all.clone().try_acquire_many_owned(descriptors).ok();
         if taken.is_none() {

@@ -9,8 +9,9 @@ use tokio::sync::oneshot;
 
 use crate::volume::Volume;
 
-/// Has a thread of that name serve the client, until the client leaves, the volume is not served any more, or `ends` does. Then the thread reads the end of what
-/// the client says; what it has read before is answered, or refused by a volume that is not served.
+/// Serves the client on a new thread of this name, until the client leaves, the volume is no longer served,
+/// or `ends` completes. In the latter cases the thread sees the end of the client's stream. Requests that it
+/// has read before are answered, or refused if the volume is no longer served.
 pub async fn by_thread(
     name: &str,
     stream: tokio::net::UnixStream,
@@ -25,7 +26,7 @@ pub async fn by_thread(
     let mut open = volume.open();
     std::thread::Builder::new().name(name.into()).spawn(move || {
         let result = serve(stream, volume);
-        // The runtime may have come to its end.
+        // The runtime may have ended, and the receiver with it.
         let _ = sender.send(result);
     })?;
     let result = tokio::select! {

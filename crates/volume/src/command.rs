@@ -26,7 +26,7 @@ const MOMENT: Duration = Duration::from_millis(10);
 /// The port of the daemons for each other.
 const PORT: u16 = 4794;
 
-/// What can be done with volumes.
+/// The commands on volumes.
 #[derive(Debug, Subcommand)]
 #[allow(missing_docs, reason = "a comment at `common` would become a command's help")]
 pub enum VolumeCommand {
@@ -36,7 +36,7 @@ pub enum VolumeCommand {
                       --config-dir. Without it volumes are served, but do not move."
     )]
     Daemon(DaemonArguments),
-    /// Make a volume: a file, or what is in a block device.
+    /// Make a volume: a file, or on a block device.
     #[command(
         after_help = "Examples:\n  verbatim volume create db --size 100G\n  verbatim volume create db --size 100G --data /dev/vg/db\n  verbatim volume create db --size 10G --data /srv/old.img --adopt"
     )]
@@ -69,8 +69,9 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Say where the data of a volume go that will move to this host: to a block device, or to a file that is not the daemon's. What is there is
-    /// overwritten when it comes. If nothing is said, they go to a file of the daemon's. `delete` takes it back.
+    /// Choose where the data of a volume go that will move to this host: to a block device, or to a file
+    /// other than the daemon's. Existing content is overwritten when the volume comes. Without a place, the
+    /// data go to a file of the daemon's. `delete` removes the place.
     #[command(
         after_help = "Example:\n  verbatim volume place db --data /dev/vg/db        # on host2\n  verbatim volume migrate db --to host2             # on host1"
     )]
@@ -90,12 +91,14 @@ pub enum VolumeCommand {
     Attach {
         /// The volume.
         name: String,
-        /// Make it a block device of this machine, too, and print that one's path. It outlives a restart of the daemon, and goes when it is detached.
+        /// Make it a block device of this machine as well, and print the device's path. The device outlives a
+        /// restart of the daemon, and goes when it is detached.
         #[arg(long)]
         device: bool,
-        /// Serve it by vhost-user-blk, too, which is quicker for a virtual machine; print the socket's path, and in a second line what QEMU is told.
-        /// One virtual machine at a time. The guest's memory has to be a shared file (as the second line has it); with `reconnect=1` the guest waits
-        /// while there is no daemon.
+        /// Serve it by vhost-user-blk as well, which is quicker for a virtual machine; print the socket's
+        /// path, and on a second line QEMU's arguments. One virtual machine at a time. The guest's memory has
+        /// to be a shared file (as on the second line); with `reconnect=1` the guest waits while there is no
+        /// daemon.
         #[arg(long, conflicts_with = "device")]
         vhost_user: bool,
         #[command(flatten)]
@@ -109,8 +112,9 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// End the daemon for good. SIGTERM ends it for a restart: block devices stay, and whoever uses them waits for the next daemon. After this
-    /// command nothing is left of them. Where no daemon runs, devices that wait for one are let go.
+    /// End the daemon for good. SIGTERM ends it for a restart: block devices stay, and their users wait for
+    /// the next daemon. This command removes all devices and keepers. Where no daemon runs, it lets go of
+    /// devices that wait for one.
     #[command(
         after_help = "Example:\n  umount /srv/db && verbatim volume stop\n\nExit status: 0 no daemon, device or keeper is left, 1 a device is in \
                       use, and nothing was done."
@@ -291,7 +295,7 @@ pub struct Common {
     pub json: bool,
 }
 
-/// What a daemon takes.
+/// Arguments of the daemon.
 #[derive(Debug, Args)]
 pub struct DaemonArguments {
     /// This host's name in hosts.json and in its certificate; its host name if not given.
@@ -320,17 +324,19 @@ pub struct DaemonArguments {
     /// together have at most 32 times as many.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..))]
     pub threads: u8,
-    /// How volumes are copied that move from here. tls: encrypted, on the daemons' own connection. rdma: their chunks by one-sided RDMA, not
-    /// encrypted; what arrives is compared with fingerprints that go over TLS. auto: rdma where the list of hosts says "trusted_network" of
-    /// both hosts. Where RDMA cannot be, it is TLS, and `verbatim volume status` says why.
+    /// Transport for the copies of volumes that move from here. tls: encrypted, on the daemons' own
+    /// connection. rdma: chunks by one-sided RDMA, not encrypted; received data are compared with
+    /// fingerprints that go over TLS. auto: rdma where the list of hosts says "trusted_network" of both
+    /// hosts. Where RDMA cannot be used, it is TLS, and `verbatim volume status` says why.
     #[arg(long, value_name = "TRANSPORT", default_value = "tls")]
     pub copy_transport: Wanted,
-    /// The RNIC for that; the one that has this host's address if not given. The software RNIC is looked for in --runtime-dir.
+    /// The RNIC for RDMA; by default the one that has this host's address. The software RNIC is looked for in
+    /// --runtime-dir.
     #[arg(long, value_name = "DEVICE")]
     pub copy_device: Option<String>,
 }
 
-/// Does what was typed. `hook` is the daemon's.
+/// Runs the command. `hook` is for the daemon.
 pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
     let (wanted, common) = match command {
         VolumeCommand::Daemon(arguments) => return daemon(arguments, hook),
@@ -481,7 +487,7 @@ fn give(wanted: &Order, common: &Common) -> anyhow::Result<Outcome> {
     runtime.block_on(order(&common.runtime_dir.join("volumes.sock"), wanted))
 }
 
-/// The rows, or what has moved, without the word around it.
+/// The content of the outcome, without the word around it: the rows, or the result of a move.
 fn inner(outcome: &Outcome) -> anyhow::Result<serde_json::Value> {
     Ok(match outcome {
         Outcome::Volumes(rows) => serde_json::to_value(rows)?,
@@ -494,7 +500,7 @@ fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
     match give(&Order::Stop { force }, common) {
         Ok(Outcome::Failed(why)) => anyhow::bail!("{why}"),
         Ok(_) => {
-            // It has said yes, and ends.
+            // The daemon has accepted the order, and ends.
             while UnixStream::connect(common.runtime_dir.join("volumes.sock")).is_ok() {
                 std::thread::sleep(MOMENT);
             }
@@ -610,7 +616,7 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         copy_device: arguments.copy_device,
         hook,
     };
-    // Before there is another thread. Every file and socket is private to the daemon's user.
+    // Before any other thread exists. Every file and socket is private to the daemon's user.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     device::be_io_flusher();
     callers::descriptors();
@@ -621,7 +627,7 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         .enable_all()
         .build()?;
     runtime.block_on(daemon::run(config))?;
-    // Requests under way were not acknowledged, or are on their way to the disk.
+    // Requests in flight were not acknowledged, or are on their way to the disk.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     Ok(ExitCode::SUCCESS)
 }

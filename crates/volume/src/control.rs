@@ -1,4 +1,4 @@
-//! What the command and the daemon of a host say to each other: a line of JSON each, on a Unix socket.
+//! Protocol between the command and the daemon of a host: a line of JSON each, on a Unix socket.
 
 use std::io::{self, BufRead, Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::transport::{Carriage, Wanted};
 /// The longest line.
 const MAX_LINE: u64 = 1 << 20;
 
-/// What is wanted.
+/// An order to the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "as the commands call them")]
@@ -31,11 +31,11 @@ pub enum Order {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         preallocate: bool,
     },
-    /// An operator accepts the volume's present data, after a failed flush or with another file.
+    /// Accept the volume's present data, after a failed flush or with another file.
     Accept {
         name: String,
     },
-    /// Where the data of a volume go that is to move here.
+    /// Set the place for the data of a volume that is to move here.
     Place {
         name: String,
         data: PathBuf,
@@ -48,13 +48,14 @@ pub enum Order {
         /// By vhost-user-blk, too.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         vhost_user: bool,
-        /// Only for this instance and nobody else: as a block device, or on a socket.
+        /// Only for this instance: as a block device, or on a socket.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
-        /// That instance is restored here in this session of the agents, which is not decided yet.
+        /// The instance is restored here in this session of the agents, which is not decided yet.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<AgentSession>,
-        /// By NBD on this socket, for the virtual machine of that instance. Its folder is there as long as the instance is.
+        /// By NBD on this socket, for the virtual machine of this instance. The socket's folder exists as
+        /// long as the instance.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         socket: Option<PathBuf>,
         /// The instance may only read.
@@ -63,16 +64,16 @@ pub enum Order {
     },
     Detach {
         name: String,
-        /// Only what that instance has.
+        /// Only the device or socket of this instance.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
     },
     List,
-    /// End for good: no device is left. Where one is in use that is refused, unless it is forced.
+    /// End for good: no device is left. Refused where a device is in use, unless forced.
     Stop {
         force: bool,
     },
-    /// Make durable what was acknowledged. Where it is not served there is nothing to do.
+    /// Make acknowledged writes durable. Where the volume is not served there is nothing to do.
     Sync {
         name: String,
     },
@@ -87,14 +88,15 @@ pub enum Order {
         name: String,
         to: String,
         bytes_per_second: Option<u64>,
-        /// How its copy is to go; as the daemon was told if not given.
+        /// Transport for the copy; the daemon's default if not given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         transport: Option<Wanted>,
         /// Some written data may be only in the page cache here: all data are sent through it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rescue: bool,
     },
-    /// Whether it could move there now, as far as both hosts can tell. The answer is its row, with what stands in the way as its trouble.
+    /// Check whether the volume could move there now, as far as both hosts can tell. The answer is its row;
+    /// `trouble` has the obstacle, if there is one.
     Check {
         name: String,
         to: String,
@@ -120,17 +122,18 @@ pub enum Order {
         by: AgentSession,
         bytes_per_second: Option<u64>,
     },
-    /// Answered when the other host has everything, so that it can be held.
+    /// Answered when the other host has all data, so that the volume can be held.
     Mirrored {
         name: String,
         by: AgentSession,
     },
-    /// Hold its clients, and have the other host promise it. Then it waits for [`Order::Settle`].
+    /// Hold its clients, and have the other host promise the copy. The volume then waits for
+    /// [`Order::Settle`].
     Hold {
         name: String,
         by: AgentSession,
     },
-    /// That session is decided. Also sent to copies that have no part in it. The answer is always a row: only
+    /// The session is decided. Also sent to copies that have no part in it. The answer is always a row: only
     /// its role tells the result.
     Settle {
         name: String,
@@ -174,7 +177,7 @@ pub struct Row {
     pub id: String,
     /// Its size.
     pub length_bytes: u64,
-    /// How often it has moved, and one.
+    /// Number of its moves, plus one.
     pub generation: u64,
     /// serving, deciding, moved, incoming, incomplete, held or ready. Or, with numbers that are 0: placed, if
     /// it is not here yet; unknown, if the role is not known; busy, while another order has it; none, in the
@@ -182,7 +185,7 @@ pub struct Row {
     pub role: String,
     /// The other host, if the role has one.
     pub other_host: Option<String>,
-    /// Where its data are, or are to go, if that is no file of the daemon's.
+    /// Path of its data, present or planned, unless it is a file of the daemon's.
     #[serde(default)]
     pub data: Option<PathBuf>,
     /// The reason why it is not served although its role is to serve; the daemon tries again.
@@ -197,24 +200,24 @@ pub struct Row {
     pub fresh: Option<bool>,
     /// Clients may connect.
     pub attached: bool,
-    /// How.
+    /// The clients' address.
     pub uri: Option<String>,
-    /// The block device that it is on this machine.
+    /// Its block device on this machine.
     #[serde(default)]
     pub device: Option<PathBuf>,
     /// Where virtual machines connect by vhost-user-blk.
     #[serde(default)]
     pub vhost_user: Option<VhostUser>,
-    /// The instance that has it for itself.
+    /// The instance that has exclusive use of it.
     #[serde(default)]
     pub holder: Option<String>,
-    /// Where the virtual machine of that instance has it.
+    /// The socket for the virtual machine of this instance.
     #[serde(default)]
     pub socket: Option<PathBuf>,
-    /// How the chunks of a migration go, and why.
+    /// Transport of a migration's chunks, and the reason for it.
     #[serde(default)]
     pub copy: Option<Carriage>,
-    /// Where a migration stands.
+    /// Progress of a migration.
     pub migration: Option<serde_json::Value>,
     /// The session of the agents that decides about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -227,14 +230,14 @@ pub struct Row {
     pub stalled: Option<String>,
 }
 
-/// How a volume is the disk of a virtual machine by vhost-user-blk.
+/// A volume as the disk of a virtual machine by vhost-user-blk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VhostUser {
-    /// Where its QEMU connects.
+    /// The socket to which QEMU connects.
     pub socket: PathBuf,
     /// A virtual machine is connected.
     pub connected: bool,
-    /// Arguments of QEMU for one of 2 GiB.
+    /// Arguments of QEMU for a machine of 2 GiB.
     pub qemu: String,
 }
 
@@ -255,38 +258,38 @@ impl VhostUser {
     }
 }
 
-/// What comes back.
+/// The answer to an order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// It is done; about these volumes.
+    /// The order is carried out; the rows of the volumes concerned.
     Volumes(Vec<Row>),
-    /// A volume has moved.
+    /// The cost of a move that has succeeded.
     Moved(Moved),
-    /// It is not done.
+    /// The order was not carried out; the reason.
     Failed(String),
 }
 
-/// What a move has cost.
+/// The cost of a move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Moved {
     /// The volume.
     pub name: String,
-    /// Where it is now.
+    /// The destination.
     pub to: String,
-    /// Its generation there.
+    /// Its generation at the destination.
     pub generation: u64,
-    /// From the order to the commit.
+    /// Time from the order to the commit.
     pub seconds: f64,
-    /// Requests waited for so long at the end.
+    /// Time for which requests waited at the end.
     pub blackout_ms: f64,
-    /// What was sent, changes included.
+    /// Bytes sent, changes included.
     pub sent_bytes: u64,
-    /// What was copied, chunks that were copied again included.
+    /// Bytes copied; chunks that were copied again count again.
     pub copied_bytes: u64,
-    /// How often the destination was silent or gone.
+    /// Number of times that the destination was silent or gone.
     pub interruptions: u32,
-    /// How chunks went, and why.
+    /// Transport of the chunks, and the reason for it.
     #[serde(default)]
     pub copy: Option<Carriage>,
 }
@@ -299,7 +302,7 @@ pub async fn order(socket: &Path, order: &Order) -> anyhow::Result<Outcome> {
     done(receive(&mut BufReader::new(stream)).await?)
 }
 
-/// The same for a thread that may block, for so long at most.
+/// The same for a thread that may block, within this limit.
 pub fn order_now(socket: &Path, order: &Order, limit: Duration) -> anyhow::Result<Outcome> {
     let stream = std::os::unix::net::UnixStream::connect(socket);
     let mut stream = stream.with_context(|| nobody(socket))?;
@@ -346,7 +349,7 @@ fn line(value: &impl Serialize) -> anyhow::Result<Vec<u8>> {
     Ok(line)
 }
 
-/// What a line says, if there is one.
+/// Parses one line, if there is one.
 fn read<T: for<'a> Deserialize<'a>>(line: &[u8]) -> anyhow::Result<Option<T>> {
     match line.last() {
         None => Ok(None),

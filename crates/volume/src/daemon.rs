@@ -50,35 +50,35 @@ const BUSY: Duration = Duration::from_secs(7);
 /// Pause before a question is repeated whose answer decided nothing.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// What a daemon is told when it starts.
+/// Settings of a daemon.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The host's name in hosts.json and in its certificate.
     pub name: String,
-    /// The volumes are in it.
+    /// The folder of the volumes.
     pub state_dir: PathBuf,
-    /// The sockets are in it.
+    /// The folder of the sockets.
     pub runtime_dir: PathBuf,
-    /// hosts.json and tls/ are in it; without them volumes do not move.
+    /// The folder of hosts.json and tls/; without these volumes do not move.
     pub config_dir: PathBuf,
-    /// On which port the daemons of all hosts listen for each other.
+    /// The port on which the daemons of all hosts listen for each other.
     pub port: u16,
-    /// On which port clients of other hosts are served, by TLS.
+    /// The port on which clients of other hosts are served, by TLS.
     pub nbd_port: Option<u16>,
     /// Space that copies leave free on the file system of the volumes' folder; `None`: a share of it.
     pub reserve: Option<u64>,
-    /// How many threads wait for disks.
+    /// Limit of the threads that wait for disks.
     pub threads: usize,
-    /// How the copies go of volumes that move from here, if the command does not say.
+    /// Transport for copies of volumes that move from here, if the command names none.
     pub copy_transport: Wanted,
-    /// The RNIC that copies go by; the one that has this host's address if not given.
+    /// The RNIC for copies; by default the one that has this host's address.
     pub copy_device: Option<String>,
-    /// What is called at the points of [`crate::faults`].
+    /// Called at the points of [`crate::faults`].
     pub hook: Hook,
 }
 
 impl Config {
-    /// Where orders are taken.
+    /// The socket on which orders are taken.
     pub fn control_socket(&self) -> PathBuf {
         self.runtime_dir.join("volumes.sock")
     }
@@ -94,60 +94,60 @@ impl Config {
     }
 }
 
-/// What is known of one volume. Whoever changes what is on its disk has the lock.
+/// The state of one volume. Changes on its disk are made under this lock only.
 #[derive(Default)]
 struct State {
     sidecar: Option<Sidecar>,
-    /// How often it was written.
+    /// Number of times that the sidecar was written.
     written: u64,
-    /// Why it is not known what the copy is; then there is no sidecar here.
+    /// The reason why the copy is unknown; then there is no sidecar here.
     unknown: Option<String>,
     /// Failures of its folder that were logged: other hosts ask again several times a second.
     failures: Repeated,
     /// It is not known because this one comes from a backup, and how often the data have seen it written.
     restored: Option<(Sidecar, u64)>,
-    /// Why it is not served, though its sidecar says that it is.
+    /// The reason why the copy is not served, though its sidecar says that it serves.
     unserved: Option<String>,
-    /// A task tries both again.
+    /// A task retries both: reading an unknown copy, and serving an unserved one.
     is_tried_again: bool,
     /// A trouble that only an operator can resolve.
     alarm: Option<String>,
-    /// The attempt that this process had completely on the disk when it was asked; nothing was received
+    /// The attempt whose data this process had completely on the disk when it was asked; nothing was received
     /// since.
     whole: Option<SessionId>,
     settings: Settings,
-    /// Where its data are to go, while there is no copy here.
+    /// The place for its data, while there is no copy here.
     place: Option<PathBuf>,
     /// Notes on its data.
     noted: Option<Noted>,
     /// Its data, while they are open.
     store: Option<Arc<Store>>,
-    /// While it is served here.
+    /// The served volume.
     volume: Option<Arc<Volume>>,
     /// The closed volume, while it has requests at the disk.
     closing: Option<Arc<Volume>>,
     /// The attempt that fills it, the bytes that the copy had allocated before, and its limit.
     filling: Option<(SessionId, u64, Option<Arc<Reserve>>)>,
-    /// From the first offer on.
+    /// The arriving copy, from the first offer on.
     incoming: Option<Arc<Incoming>>,
-    /// While it is a block device of this machine.
+    /// Its block device on this machine.
     device: Option<Device>,
-    /// What has become of one that was lost.
+    /// The message about a device that was lost.
     lost_device: Option<String>,
-    /// While virtual machines are taken by vhost-user-blk.
+    /// The vhost-user-blk server, while it accepts virtual machines.
     vhost_user: Option<vhost_user::Server>,
-    /// The instance that has it for itself, as a device or as a disk of its virtual machine.
+    /// The instance that has exclusive use of it, as a device or as a disk of its virtual machine.
     holder: Option<String>,
-    /// While a virtual machine has it.
+    /// Set while a virtual machine has it.
     lent: Option<Lent>,
-    /// While it is copied for a session of the agents.
+    /// Set while it is copied for a session of the agents.
     following: Option<Following>,
-    /// Takes clients; aborted when that ends.
+    /// Accepts clients; aborted when that ends.
     listener: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl State {
-    /// Whether another host has a connection by which it fills this copy.
+    /// Whether another host is connected to fill this copy.
     fn is_being_filled(&self) -> bool {
         let incoming = self.incoming.as_ref();
         incoming.is_some_and(|incoming| incoming.is_connected())
@@ -185,16 +185,16 @@ struct Daemon {
     config: Config,
     hosts: Option<Hosts>,
     disks: Disks,
-    /// A number of this process.
+    /// A random number of this process.
     incarnation: u128,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
-    /// Somebody has said that it is to end.
+    /// Notified when the daemon is to end.
     is_over: tokio::sync::Notify,
     /// It hands its block devices over to the next one: it takes up none any more.
     hands_over: AtomicBool,
 }
 
-/// Runs until it is told to stop, by SIGTERM or SIGINT.
+/// Runs until SIGTERM, SIGINT or an order ends it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     let make = |path: &PathBuf| {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
@@ -207,7 +207,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     make(&config.state_dir)?;
     make(&config.runtime_dir.join("volumes"))?;
     let _lock = lock(&config)?;
-    // An earlier release has made them readable for all users.
+    // An earlier release made them readable for all users.
     keep_private(&config.state_dir);
     keep_private(&config.runtime_dir.join("volumes"));
     let hosts = match config.config_dir.join("hosts.json").exists() {
@@ -230,7 +230,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two daemons with the same volumes would be two copies.
+/// Locks the state folder: two daemons with the same volumes would be two copies.
 fn lock(config: &Config) -> anyhow::Result<std::fs::File> {
     let path = config.state_dir.join(".lock");
     let mut open = OpenOptions::new();
@@ -258,7 +258,7 @@ fn lock(config: &Config) -> anyhow::Result<std::fs::File> {
 }
 
 impl Daemon {
-    /// What is known of that volume; made if nothing is.
+    /// The entry of this volume; made if there is none.
     async fn entry(&self, name: &str) -> anyhow::Result<Arc<Entry>> {
         let folder = Folder::new(&self.config.state_dir, name)?;
         let mut entries = self.entries.lock().await;
@@ -275,7 +275,8 @@ impl Daemon {
         Ok(entry.clone())
     }
 
-    /// Serves it if its sidecar says so, to clients if it is attached, and to the virtual machine that has it.
+    /// Serves the copy if its sidecar says so: to clients if it is attached, and to the virtual machine that
+    /// has it.
     fn serve(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
         self.claim_data(entry, state)?;
         let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
@@ -306,7 +307,7 @@ impl Daemon {
         self.find_device(entry, state)
     }
 
-    /// Makes a volume of its data, and opens them if necessary.
+    /// Makes a volume of the copy's data, and opens them if necessary.
     fn open(&self, entry: &Entry, state: &mut State, length: u64) -> anyhow::Result<()> {
         has_ended(entry, state)?;
         state.closing = None;
@@ -319,7 +320,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// This host's, for copies.
+    /// The RNIC of this host, for copies.
     fn rnic(&self) -> Rnic {
         let hosts = self.hosts.as_ref();
         Rnic {
@@ -393,7 +394,7 @@ impl Daemon {
     }
 }
 
-/// The session of the agents that decides about it.
+/// The session of the agents that decides about this copy.
 fn waits_for(sidecar: &Sidecar) -> Option<AgentSession> {
     match &sidecar.role {
         Role::Held { by, .. } | Role::Ready { by, .. } => Some(*by),

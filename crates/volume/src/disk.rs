@@ -1,8 +1,10 @@
 //! The threads that wait for disks.
 //!
-//! Threads, not io_uring: a request costs two hand-overs more (which is why `Volume::request_here` keeps from them what need not wait), but the calls are the plain ones, their errors are those of the manual pages, zeroing
-//! and flushing need no kernel of a certain age, and hosts that forbid io_uring (as many container runtimes do) work the same. What the tenant
-//! wants goes before what is copied: both have threads of their own, and those of copies have a lower priority.
+//! Threads, not io_uring: a request costs two more hand-overs (avoided by `Volume::request_here` for requests
+//! that need not wait), but the calls are the plain ones, their errors are those of the manual pages, zeroing
+//! and flushing need no recent kernel, and hosts that forbid io_uring (as many container runtimes do) work
+//! the same. Tenants' requests go before copies: both have threads of their own, and those of copies have a
+//! lower priority.
 //!
 //! Each volume has threads of its own, so that a hanging disk does not affect other volumes: none before the
 //! first job, and one more whenever a job comes while all are busy, up to the volume's limit and the
@@ -29,12 +31,12 @@ const IDLE: Duration = Duration::from_secs(20);
 /// Pause after a thread that could not be started.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Whom a job is for.
+/// The origin of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// Somebody waits for it.
+    /// A tenant waits for it.
     Tenant,
-    /// Later will do.
+    /// A copy; it can wait.
     Copy,
 }
 
@@ -99,7 +101,7 @@ pub struct OwnDisks {
 }
 
 impl OwnDisks {
-    /// Has it done, soon.
+    /// Runs the job on one of the threads.
     pub fn submit(&self, class: Class, job: impl FnOnce() + Send + 'static) {
         let queue = match class {
             Class::Tenant => &self.tenant,
@@ -139,7 +141,7 @@ struct Queue {
     enter: fn(),
     left: Arc<AtomicUsize>,
     state: Mutex<State>,
-    /// One more.
+    /// Notified of one more job.
     more: Condvar,
 }
 

@@ -1,17 +1,17 @@
 //! Points that a daemon passes, at which a test can end it. The shipped program has a hook that does nothing.
 
-/// Where a daemon is.
+/// A point in the daemon's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Point {
     /// The source is about to offer the volume.
     Offering,
-    /// The destination has its sidecar for that.
+    /// The destination has its sidecar for the offer.
     Prepared,
     /// The source has sent a chunk.
     ChunkSent,
-    /// The destination has written something that came.
+    /// The destination has written received data.
     Written,
-    /// The destination has everything for the first time.
+    /// The destination has all data for the first time.
     Mirrored,
     /// The source holds the tenant.
     Held,
@@ -23,19 +23,19 @@ pub enum Point {
     Question,
     /// The destination is about to commit.
     Committing,
-    /// It has committed, and not answered.
+    /// The destination has committed, and not answered.
     Committed,
     /// The source has the answer, and has not written it.
     Answered,
     /// The source has written that the volume has moved.
     Moved,
-    /// The destination has read a chunk by RDMA, and nobody knows of it.
+    /// The destination has read a chunk by RDMA, and not reported it.
     Fetched,
-    /// The source is about to send by TLS what did not come by RDMA.
+    /// The source is about to send by TLS a chunk that did not come by RDMA.
     Again,
     /// A volume has grown durably, and its clients do not know yet.
     Grown,
-    /// A flush has failed, and nobody has noted it.
+    /// A flush has failed, and the failure is not noted.
     FlushFailed,
     /// A volume is about to become a block device.
     Device,
@@ -43,7 +43,7 @@ pub enum Point {
     Attributes,
 }
 
-/// All of them.
+/// The points of a move, except those of RDMA.
 pub const POINTS: [Point; 13] = [
     Point::Offering,
     Point::Prepared,
@@ -60,10 +60,10 @@ pub const POINTS: [Point; 13] = [
     Point::Moved,
 ];
 
-/// Those that are only passed when chunks go by RDMA.
+/// The points that are only passed when chunks go by RDMA.
 pub const RDMA_POINTS: [Point; 2] = [Point::Fetched, Point::Again];
 
-/// What a test wants besides.
+/// The fault that a test wants at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing.
@@ -74,7 +74,7 @@ pub enum Fault {
     NoResend,
 }
 
-/// What is called at each.
+/// The function that is called at each point.
 pub type Hook = fn(Point) -> Fault;
 
 /// Does nothing.

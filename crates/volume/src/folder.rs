@@ -1,11 +1,11 @@
-//! What is on the disk of a volume: a folder for each, with its data and its sidecar.
+//! The disk state of volumes: a folder for each, with its data and its sidecar.
 //!
 //! ```text
 //!  STATE/NAME/sidecar.json   identity, generation, role; which copy may serve (`verbatim_mirror::decision`)
 //!  STATE/NAME/settings.json  where the data are, and whether it is attached; nothing that decides anything
 //!  STATE/NAME/data.json      identity of the data, noted when they were made (`crate::store::identity`)
 //!  STATE/NAME/data.sound     an empty file, `data.broken` once a flush has failed (`crate::store::trust`)
-//!  STATE/NAME/place.json     where the data are to go when it moves here for the first time, if somebody has said so
+//!  STATE/NAME/place.json     where the data are to go when it moves here for the first time, if an operator has chosen a place
 //!  STATE/NAME/data           the data, unless they are in a block device or a file elsewhere
 //!  STATE/.gone-ID            tombstone: the highest generation that a deleted copy knew
 //! ```
@@ -73,18 +73,18 @@ pub struct Noted {
     pub used: bool,
 }
 
-/// What is in the file of a sidecar.
+/// Content of a sidecar's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
-    /// How often it was written. 0: by a release that does not count.
+    /// Number of times that the sidecar was written; 0 from a release that does not count.
     #[serde(default)]
     pub number: u64,
-    /// What is decided by.
+    /// The sidecar that decisions are based on.
     #[serde(flatten)]
     pub sidecar: Sidecar,
 }
 
-/// What is in the file of a tombstone.
+/// Content of a tombstone's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Gone {
     /// The name that the volume had.
@@ -100,7 +100,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// That of `name`, under `state`. The name is checked: it becomes part of paths.
+    /// The folder of volume `name`, under `state`. The name is checked: it becomes part of paths.
     pub fn new(state: &Path, name: &str) -> anyhow::Result<Self> {
         let is_good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > MAX_NAME || name.starts_with('.') || !name.chars().all(is_good) {
@@ -113,7 +113,7 @@ impl Folder {
         })
     }
 
-    /// All that are under `state`, those that are only expected among them.
+    /// All volumes under `state`, expected ones included.
     pub fn names(state: &Path) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(state).with_context(|| format!("cannot read {}", state.display()))? {
@@ -134,7 +134,7 @@ impl Folder {
         Ok(names)
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -144,7 +144,7 @@ impl Folder {
         self.read(NOTED)
     }
 
-    /// Replaces it.
+    /// Replaces the notes.
     pub fn write_noted(&self, noted: &Noted) -> anyhow::Result<()> {
         self.write(NOTED, noted).map_err(|failed| failed.why)
     }
@@ -167,12 +167,12 @@ impl Folder {
         settings.data.clone().unwrap_or_else(|| self.path.join(DATA))
     }
 
-    /// Nothing if there is none.
+    /// The sidecar; `None` if there is none.
     pub fn sidecar(&self) -> anyhow::Result<Option<Written>> {
         self.read(SIDECAR)
     }
 
-    /// Replaces it.
+    /// Replaces the sidecar.
     pub fn write_sidecar(&self, written: &Written) -> Result<(), NotWritten> {
         self.write(SIDECAR, written)
     }
@@ -192,12 +192,12 @@ impl Folder {
         make().with_context(|| format!("cannot make {} durable", path.display()))
     }
 
-    /// The usual ones if there are none.
+    /// The settings; the default if there are none.
     pub fn settings(&self) -> anyhow::Result<Settings> {
         Ok(self.read(SETTINGS)?.unwrap_or_default())
     }
 
-    /// Replaces them.
+    /// Replaces the settings.
     pub fn write_settings(&self, settings: &Settings) -> anyhow::Result<()> {
         Ok(self.write(SETTINGS, settings)?)
     }
@@ -207,7 +207,7 @@ impl Folder {
         self.read(PLACE)
     }
 
-    /// Replaces it.
+    /// Replaces the place.
     pub fn write_place(&self, data: &Path) -> anyhow::Result<()> {
         Ok(self.write(PLACE, &data)?)
     }
@@ -251,8 +251,8 @@ impl Folder {
         self.state().join(format!("{GONE}{}", String::from(id)))
     }
 
-    /// Removes the volume, or the note that one is expected: first the file that makes it one. The tombstone
-    /// is durable before.
+    /// Removes the volume, or the note of its place: first the file that makes it one. The tombstone is
+    /// durable before.
     pub fn delete(&self, tombstone: Option<&Tombstone>) -> anyhow::Result<()> {
         if let Some(tombstone) = tombstone {
             let name = self.path.file_name().unwrap_or_default();
@@ -265,7 +265,7 @@ impl Folder {
             // room.
             replacing::give_spare(&self.path.join(SIDECAR), &self.gone(tombstone.id), &text)?;
         }
-        // What is cut off in between is the volume as it was, and not one that is expected again.
+        // After a crash in between there is the volume as it was, and not an expected one.
         for file in [PLACE, SIDECAR] {
             match fs::remove_file(self.path.join(file)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -359,7 +359,7 @@ mod tests {
             folder.write_sidecar(&written).expect("written");
             assert_eq!(folder.sidecar().expect("good"), Some(written));
         }
-        // As an earlier release has written it.
+        // The format of an earlier release.
         let text = serde_json::to_vec(&sidecar).expect("it can be written");
         fs::write(state.path().join("a").join(SIDECAR), text).expect("written");
         let written = Written { number: 0, sidecar };

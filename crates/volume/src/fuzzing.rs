@@ -1,4 +1,4 @@
-//! Doors for the fuzz targets (`fuzz/`) to what reads bytes of clients and of other hosts.
+//! Entry points of the fuzz targets (`fuzz/`) into the parsers of clients' and other hosts' bytes.
 
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::vhost_user::hostile::{self, Guest, Options};
 use crate::volume::Volume;
 use crate::wire::{self, Hello, Purpose, Tag, ToDestination, ToSource};
 
-/// What the volume has, in bytes.
+/// Length of the volume in bytes.
 const LENGTH: u64 = 1 << 20;
 
 /// A volume on this machine, for clients and for a source that send anything.
@@ -47,7 +47,7 @@ impl Exports for One<'_> {
 }
 
 impl Host {
-    /// Its files lie in an empty folder.
+    /// A host whose files lie in this empty folder.
     ///
     /// # Panics
     /// If they cannot be made there.
@@ -65,7 +65,7 @@ impl Host {
         }
     }
 
-    /// A client that sends these bytes and goes. The server must come to an end with it.
+    /// A client that sends these bytes and leaves. The server's side of the connection must end as well.
     pub fn client(&self, bytes: &[u8]) {
         self.runtime.block_on(async {
             for is_local in [true, false] {
@@ -75,7 +75,7 @@ impl Host {
                         negotiate(&mut far, &One(&self.volume), Tls::None).await
                     {
                         let volume = export.served().await.expect("it is served");
-                        // What it makes of the rest is its affair.
+                        // Any result is allowed.
                         let (Ok(()) | Err(_)) = match is_local {
                             true => local::transmit(far, volume, false, None).await,
                             false => transmit(far, volume, false).await,
@@ -87,8 +87,9 @@ impl Host {
         });
     }
 
-    /// A virtual machine whose guest, and whose front end's file of requests under way, are as these bytes say, a step after the other while its ring
-    /// works. The ring stops whatever they are, the file keeps its length, and the next guest is served.
+    /// A virtual machine: these bytes are steps that write its memory and its front end's inflight file while
+    /// the ring works. For any bytes the ring stops at the end, the file keeps its length, and the next guest
+    /// is served.
     ///
     /// ```text
     ///  u8 options: event indices 1, no flush 2, file 4       u8 descriptors: their logarithm
@@ -140,7 +141,7 @@ impl Host {
         hostile::serves(&self.volume);
     }
 
-    /// A source that sends these bytes once it is welcome. Whatever they are, the file keeps its length.
+    /// A source that sends these bytes after the welcome. For any bytes the file keeps its length.
     pub fn source(&self, bytes: &[u8]) {
         let incoming = Incoming::new(self.disks.clone(), crate::faults::none);
         self.runtime.block_on(async {
@@ -170,7 +171,7 @@ async fn say(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), bytes: &[u8]) {
     let (Ok(_) | Err(_), ()) = tokio::join!(reader.read_to_end(&mut answers), sent);
 }
 
-/// A message of any kind between hosts: what was read can be written, and is the same.
+/// A message of any kind between hosts: a parsed message can be written, and parses to the same.
 pub fn message(bytes: &[u8]) {
     round_trip::<Hello>(bytes);
     round_trip::<ToDestination>(bytes);
@@ -193,7 +194,7 @@ fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8])
     }
 }
 
-/// Messages, for a start.
+/// Seed inputs: messages.
 pub fn messages() -> Vec<Vec<u8>> {
     let hello = |purpose| Hello {
         version: wire::VERSION,
@@ -267,7 +268,7 @@ fn orders() -> [(ToDestination, usize); 6] {
     ]
 }
 
-/// All that a source says, for a start.
+/// Seed input: all messages of a source.
 pub fn source_streams() -> Vec<Vec<u8>> {
     let stream = orders().into_iter().flat_map(|(order, data)| {
         let mut frame = wire::frame(&order, data);
@@ -277,7 +278,7 @@ pub fn source_streams() -> Vec<Vec<u8>> {
     vec![stream.collect()]
 }
 
-/// All that a client says, for a start.
+/// Seed input: all requests of a client.
 pub fn client_streams() -> Vec<Vec<u8>> {
     let option = |number: u32, data: &[u8]| {
         let head = [
@@ -324,7 +325,8 @@ pub fn client_streams() -> Vec<Vec<u8>> {
     vec![whole.concat(), old.concat()]
 }
 
-/// What guests do that ask for what there is, for a start: each kind of request, in the queue's own descriptors and in a table.
+/// Seed inputs: guests that use every kind of request, in the queue's own descriptors and in an indirect
+/// table.
 pub fn guests() -> Vec<Vec<u8>> {
     let write = |at: u16, bytes: &[u8]| [&[0][..], &at.to_le_bytes(), &[bytes.len() as u8], bytes].concat();
     let descriptor = |address: u64, length: u32, flags: u16, next: u16| {

@@ -9,17 +9,20 @@
 //!  verbatim volume … ── Unix socket ──► control ──► daemon ──► folder: sidecars
 //! ```
 //!
-//! - [`Volume`] carries out what the engine wants. The engine is behind a lock, and each event is handled, and its actions are handed on,
-//!   under that lock, so that actions leave in order. Nothing under it waits.
-//!   What goes to the destination leaves by its `outlet`.
-//! - [`folder`]: what is on the disk of a volume, and how it is replaced.
-//! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
-//! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
-//! - `device`: a volume as a block device of this machine, by FUSE and a loop device, which outlives the daemon.
+//! - [`Volume`] carries out the engine's actions. The engine is behind a lock; each event is handled, and its
+//!   actions are handed on, under this lock, so that actions leave in order. Nothing under it waits. Messages
+//!   to the destination leave by the volume's `outlet`.
+//! - [`folder`]: the disk state of a volume, and its replacement.
+//! - [`nbd`]: the protocol, and its servers: threads for clients on this machine, tasks for clients by TLS.
+//! - `vhost_user`: a volume as the disk of a virtual machine; requests are taken out of the guest's memory.
+//! - `device`: a volume as a block device of this machine, by FUSE and a loop device, which outlives the
+//!   daemon.
 //! - `callers`: limits for connections, and for the time until they prove their identity. `room`: limits for
 //!   requests in flight.
-//! - `own_thread`: connections between daemons have a thread each; `background`: those for what is copied yield to tenants'.
-//! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
+//! - `own_thread`: a thread for each connection between daemons; `background`: copies' threads yield to
+//!   tenants'.
+//! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: the messages of
+//!   both sides.
 //! - [`command`]: `verbatim volume …`.
 
 mod background;

@@ -1,4 +1,4 @@
-//! What a volume sends to the destination of its move, and by which connection.
+//! Messages of a volume to the destination of its move, and their connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,34 +9,34 @@ use verbatim_mirror::{Extent, Ticket};
 use crate::transport::Carriage;
 use crate::wire::{Tag, ToDestination, frame};
 
-/// What leaves for the destination.
+/// A message to the connection's threads.
 pub enum Outgoing {
-    /// A frame, and data that it was not copied into.
+    /// A frame, and data that were not copied into it.
     Frame(Vec<u8>, Option<Arc<Vec<u8>>>),
-    /// A chunk, by whichever way the connection has for it.
+    /// A chunk, by the connection's way for chunks.
     Chunk {
-        /// How it is called in the answer.
+        /// Its name in the answer.
         tag: Tag,
-        /// Where.
+        /// Its first byte in the volume.
         offset: u64,
-        /// What.
+        /// Its bytes.
         data: Arc<Vec<u8>>,
     },
-    /// Nothing leaves: the destination has got so many bytes by RDMA.
+    /// Statistics only: the destination has this many more bytes by RDMA.
     Carried(u64),
-    /// Nothing leaves: chunks do not go by RDMA any more, for that reason.
+    /// Statistics only: chunks no longer go by RDMA, for this reason.
     FellBack(String),
 }
 
 /// A chunk that was read, and that the destination may not have yet.
 pub struct Chunk {
-    /// Where.
+    /// Its extent in the volume.
     pub extent: Extent,
-    /// What.
+    /// Its bytes.
     pub data: Arc<Vec<u8>>,
     /// Its BLAKE3, where the destination compares first.
     pub hash: Option<[u8; 32]>,
-    /// There are zeros only. Looking takes a moment, which nobody is to wait for.
+    /// All bytes are zero. Known beforehand, since the check takes time.
     pub is_zero: bool,
 }
 
@@ -44,32 +44,32 @@ struct Link {
     number: u64,
     sender: UnboundedSender<Outgoing>,
     compares: bool,
-    /// Its daemon knows zeros that stay allocated.
+    /// The connection's daemon knows zeros that stay allocated.
     knows_room: bool,
 }
 
-/// The connection, if there is one, and what is on its way there.
+/// The connection, if there is one, and the chunks that it carries.
 #[derive(Default)]
 pub struct Outlet {
-    /// How many connections there were.
+    /// Number of connections so far.
     links: u64,
     link: Option<Link>,
     chunks: HashMap<Ticket, Chunk>,
-    /// Bytes that have left for the move that is under way, or was the last.
+    /// Bytes sent for the present move, or for the last one.
     pub sent_bytes: u64,
-    /// How its chunks go.
+    /// Transport of the move's chunks.
     pub carriage: Option<Carriage>,
-    /// All of the volume is allocated, and shall be allocated there, too.
+    /// The volume is fully allocated, and shall be at the destination, too.
     keeps_room: bool,
 }
 
 impl Outlet {
-    /// A move begins. `keeps_room`: zeros stay allocated.
+    /// Begins a move. `keeps_room`: zeros stay allocated.
     pub fn begin(&mut self, keeps_room: bool) {
         (self.sent_bytes, self.carriage, self.keeps_room) = (0, None, keeps_room);
     }
 
-    /// There is a connection to a daemon with these abilities. Returns its number.
+    /// Begins a connection to a daemon with these abilities. Returns its number.
     pub fn connect(
         &mut self,
         (compares, knows_room): (bool, bool),
@@ -85,36 +85,36 @@ impl Outlet {
         self.links
     }
 
-    /// Whether that connection is the one that counts.
+    /// Whether the connection of this number is the current one.
     pub fn is_by(&self, number: u64) -> bool {
         self.link.as_ref().is_some_and(|link| link.number == number)
     }
 
-    /// No connection counts any more. Its sender is dropped, which ends it.
+    /// Ends the current connection by dropping its sender.
     pub fn disconnect(&mut self) {
         self.link = None;
     }
 
-    /// Whether the destination compares chunks with what it has.
+    /// Whether the destination compares chunks with its own data.
     pub fn compares(&self) -> bool {
         self.link.as_ref().is_some_and(|link| link.compares)
     }
 
-    /// It may be sent from now on.
+    /// Keeps a chunk that may be sent from now on.
     pub fn keep(&mut self, ticket: Ticket, chunk: Chunk) {
         self.chunks.insert(ticket, chunk);
     }
 
-    /// The destination has it, or it was given up.
+    /// Forgets a chunk that the destination has, or that was given up.
     pub fn forget(&mut self, ticket: Ticket) {
         self.chunks.remove(&ticket);
     }
 
-    /// Sends a chunk that is kept, or asks first whether it is there already.
+    /// Sends a kept chunk, or asks first whether the destination has the same data.
     pub fn send_chunk(&mut self, ticket: Ticket) {
         let chunk = self.chunks.get(&ticket).expect("it was read");
         let tag = Tag::Chunk(ticket.0);
-        // Equal data may be a hole there.
+        // Equal data may be a hole at the destination.
         let is_allocated = chunk.is_zero && self.keeps_room;
         match chunk.hash.filter(|_| !is_allocated) {
             Some(hash) => {
@@ -131,7 +131,7 @@ impl Outlet {
         }
     }
 
-    /// Sends a chunk that is not there, unless it was given up.
+    /// Sends a chunk that the destination does not have, unless it was given up.
     pub fn differs(&mut self, ticket: Ticket) {
         let Some(chunk) = self.chunks.remove(&ticket) else {
             return;
@@ -147,7 +147,7 @@ impl Outlet {
         }
     }
 
-    /// Sends what a tenant has written.
+    /// Sends a change by the tenant.
     pub fn change(&mut self, id: u64, extent: Extent, data: Arc<Vec<u8>>) {
         let (tag, offset) = (Tag::Change(id), extent.offset);
         match is_zero(&data) {
@@ -178,13 +178,13 @@ impl Outlet {
         let frame = frame(message, length);
         if let Some(link) = &self.link {
             self.sent_bytes += (frame.len() + length) as u64;
-            // If nobody takes it, the connection's end is told soon.
+            // Without a receiver, the connection's end is reported soon.
             let _ = link.sender.send(Outgoing::Frame(frame, data));
         }
     }
 }
 
-/// Whether there are zeros only; that is one comparison of memory, and most data are told by its first bytes.
+/// Whether all bytes are zero. This is one comparison of memory, and the first bytes decide for most data.
 pub fn is_zero(data: &[u8]) -> bool {
     let Some((first, rest)) = data.split_first() else {
         return true;

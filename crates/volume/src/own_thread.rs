@@ -1,8 +1,10 @@
 //! Threads with a runtime of their own, for connections between daemons.
 //!
-//! What a tenant writes while its volume moves passes a task at this host, two at the other, and one at this host again. On a runtime of several
-//! threads each of them is woken on another thread, which costs more than all that is done for the write. So each such connection has one thread, which reads,
-//! decrypts, encrypts and writes: what is there at a time is done together. Those that carry chunks are of a lower priority ([`crate::background`]).
+//! A write of the tenant passes a task at this host, two at the other, and one at this host again while its
+//! volume moves. On a runtime of several threads each of these tasks is woken on another thread, which costs
+//! more than all other work for the write. Each such connection therefore has one thread, which reads,
+//! decrypts, encrypts and writes: messages that are there at the same time are handled together. Threads that
+//! carry chunks have a lower priority ([`crate::background`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -11,7 +13,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// A thread that waits for what it is to run.
+/// A thread that waits for its task.
 pub struct OwnThread {
     runtime: Handle,
     /// The thread ends when this is dropped.
@@ -19,13 +21,13 @@ pub struct OwnThread {
 }
 
 impl OwnThread {
-    /// Starts it.
+    /// Starts the thread.
     pub fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (lives, ends) = oneshot::channel();
         std::thread::Builder::new().name(name.to_owned()).spawn(move || {
-            // There is no value of that type: it ends when the other side is dropped.
+            // The type has no value: the wait ends when the other side is dropped.
             let _ = runtime.block_on(ends);
         })?;
         Ok(Self {
@@ -34,7 +36,8 @@ impl OwnThread {
         })
     }
 
-    /// Runs that, and what it spawns. When it has ended, or was aborted, the thread ends, and all that is left on it.
+    /// Runs the future, and the tasks that it spawns. When it has ended or was aborted, the thread ends with
+    /// all remaining tasks.
     pub fn spawn<T: Send + 'static>(self, future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         let Self { runtime, lives } = self;
         runtime.spawn(async move {

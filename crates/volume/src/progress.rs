@@ -1,4 +1,4 @@
-//! Progress of a copy. A copy without progress may go on for ever, so that is reported.
+//! Progress of a copy. A copy without progress may go on forever, so a lack of progress is reported.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ mod tests {
         let mut progress = Progress::default();
         let at = Duration::from_secs;
         let mut said = Vec::new();
-        // It falls, then only goes up and down, also after an interruption, and falls again at last.
+        // The number falls, then only goes up and down, also after an interruption, and falls again at last.
         for second in 0..200 {
             let lacking = match second {
                 0..10 => 1_000 - 10 * second,

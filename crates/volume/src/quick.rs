@@ -1,24 +1,25 @@
-//! Whether writes are likely to return at once.
+//! Prediction whether a write returns at once.
 //!
-//! Linux has no write to the page cache of every file system that would rather fail than wait (`RWF_NOWAIT` is for a few of them). But
-//! writes wait where there are reasons for it that last, such as too much that is dirty, or a journal that is being committed. So one
-//! that took long is taken for a warning.
+//! Linux has no write to the page cache of every file system that fails rather than waits (`RWF_NOWAIT` is
+//! for a few of them). But waits of writes have lasting reasons, such as too many dirty pages, or a commit of
+//! the journal. A slow write is therefore taken for a warning.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A write that takes longer has waited for something that lasts. Less may be what the thread has waited for a processor; and several threads that
-/// write to one file wait for each other, which takes four times as much processor time as one thread that now and then waits.
+/// A slower write has waited for a lasting reason. A shorter wait may be one for a processor; and threads
+/// that write to the same file wait for each other, which takes four times as much processor time as one
+/// thread that waits now and then.
 const LONG: Duration = Duration::from_millis(100);
 
-/// So long after it nothing is tried.
+/// Time after a slow write during which nothing is tried.
 const DETOUR: Duration = Duration::from_secs(1);
 
-/// How it went so far.
+/// Experience with writes so far.
 #[derive(Debug)]
 pub struct Quick {
     began: Instant,
-    /// In microseconds since it began: before this nothing is tried.
+    /// Time before which nothing is tried, in microseconds since `began`.
     not_before: AtomicU64,
 }
 
@@ -32,12 +33,12 @@ impl Default for Quick {
 }
 
 impl Quick {
-    /// Does it, unless one has taken long a short time ago.
+    /// Runs the write, unless one was slow a short time ago.
     pub fn try_it<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
         self.try_by(|| self.began.elapsed(), write)
     }
 
-    /// The same, by a clock that says how long ago `began` was.
+    /// The same, by a clock with the time since `began`.
     fn try_by<T>(&self, clock: impl Fn() -> Duration, write: impl FnOnce() -> T) -> Option<T> {
         let before = clock();
         if (before.as_micros() as u64) < self.not_before.load(Ordering::Relaxed) {

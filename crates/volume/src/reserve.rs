@@ -66,7 +66,7 @@ pub fn file_system(data: &Path) -> Option<&Path> {
     data.ancestors().find(|path| path.exists())
 }
 
-/// Free bytes there.
+/// Free bytes on the file system of this path.
 pub fn free(data: &Path) -> io::Result<u64> {
     let path = file_system(data).ok_or(io::ErrorKind::NotFound)?;
     let stat = statvfs(path)?;
@@ -83,7 +83,7 @@ mod tests {
         let data = folder.path().join("data");
         std::fs::write(&data, vec![1; 1 << 20]).expect("written");
         let reserve = |had, bytes| Reserve::new(&data, had, bytes);
-        // More than there is.
+        // The reserve exceeds the free bytes.
         let full = reserve(0, u64::MAX);
         assert_eq!(full.take(1).expect_err("full").raw_os_error(), Some(libc::ENOSPC));
         assert!(full.take(4096).is_err());

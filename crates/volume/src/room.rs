@@ -38,7 +38,7 @@ pub struct Own {
 }
 
 impl Own {
-    /// One more request, with so many KiB of data; false if there is no room for it.
+    /// Begins one more request, with this many KiB of data; false if there is no room for it.
     pub fn try_begin(&mut self, kib: usize) -> bool {
         let is_full = self.requests >= MAX_IN_FLIGHT || self.requests > 0 && self.kib + kib > MAX_KIB;
         if !is_full {
@@ -48,13 +48,13 @@ impl Own {
         !is_full
     }
 
-    /// So many have come to their end.
+    /// This many requests have ended.
     pub fn end(&mut self, requests: usize, kib: usize) {
         self.requests -= requests;
         self.kib -= kib;
     }
 
-    /// How many are under way.
+    /// The number of requests in flight.
     pub fn requests(&self) -> usize {
         self.requests
     }
@@ -84,7 +84,7 @@ pub struct Room {
 pub struct Held(#[expect(dead_code, reason = "it is kept to be dropped")] Option<[OwnedSemaphorePermit; 2]>);
 
 impl Room {
-    /// Of a volume.
+    /// The room of one volume.
     pub fn new(total: Arc<Total>) -> Self {
         Self {
             kib: Arc::new(Semaphore::new(MAX_VOLUME_KIB)),
@@ -93,7 +93,7 @@ impl Room {
         }
     }
 
-    /// One more request, with so many KiB of data, unless there is no room now.
+    /// Takes room for one more request, with this many KiB of data; `None` if there is none now.
     pub fn try_begin(&self, kib: usize) -> Option<Held> {
         if kib == 0 {
             return Some(Held::default());

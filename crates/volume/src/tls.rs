@@ -1,4 +1,4 @@
-//! Who the hosts are, and how they prove it: `hosts.json` and `tls/`, which agents use, too.
+//! The hosts and their proofs of identity: `hosts.json` and `tls/`, which agents use as well.
 //!
 //! Both are read again when they have changed ([`Hosts::renew`]): all clones of a [`Hosts`] then have the new
 //! content, and connections stay.
@@ -152,12 +152,12 @@ impl Hosts {
         Ok(true)
     }
 
-    /// The names of all.
+    /// The names of all hosts.
     pub fn names(&self) -> String {
         self.known().names()
     }
 
-    /// The address of that host.
+    /// The address of this host.
     pub fn address(&self, host: &str) -> anyhow::Result<IpAddr> {
         let known = self.known();
         let Some(entry) = known.entries.iter().find(|entry| entry.name == host) else {
@@ -166,7 +166,7 @@ impl Hosts {
         Ok(entry.address)
     }
 
-    /// Those of these hosts whose network the list does not trust.
+    /// The hosts among these whose network the list does not trust.
     pub fn untrusted<'a>(&self, hosts: &[&'a str]) -> Vec<&'a str> {
         let known = self.known();
         let is_trusted = |host: &str| {
@@ -176,7 +176,7 @@ impl Hosts {
         hosts.iter().copied().filter(|host| !is_trusted(host)).collect()
     }
 
-    /// Calls that host, which proves that it is the one.
+    /// Calls this host, which proves its identity.
     pub async fn connect(&self, host: &str, port: u16) -> anyhow::Result<client::TlsStream<TcpStream>> {
         let connecting = TcpStream::connect((self.address(host)?, port));
         let connected = tokio::time::timeout(CONNECT, connecting).await;
@@ -188,14 +188,14 @@ impl Hosts {
         Ok(self.known().connector.connect(name, stream).await?)
     }
 
-    /// Takes a call of a host of the same authority.
+    /// Accepts a call of a caller with a certificate of the same authority.
     pub async fn accept(&self, stream: TcpStream) -> std::io::Result<server::TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
         look_after(&stream)?;
         self.acceptor().accept(stream).await
     }
 
-    /// Whether the caller's certificate is that of that host.
+    /// Whether the caller's certificate belongs to this host.
     pub fn is_from(stream: &server::TlsStream<TcpStream>, host: &str) -> bool {
         let (_, connection) = stream.get_ref();
         let certificate = connection.peer_certificates().and_then(|chain| chain.first());
@@ -214,7 +214,7 @@ impl Hosts {
         names.find(|name| Self::is_from(stream, name)).cloned()
     }
 
-    /// For clients of another protocol that prove themselves in the same way.
+    /// The acceptor for another protocol whose clients prove their identity in the same way.
     pub fn acceptor(&self) -> TlsAcceptor {
         self.known().acceptor.clone()
     }
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     fn write(folder: &Path, list: &str) {
-        // As a file is replaced that others read.
+        // Replaced by a rename, since others read the file.
         std::fs::write(folder.join("new"), list).expect("written");
         std::fs::rename(folder.join("new"), folder.join("hosts.json")).expect("renamed");
     }

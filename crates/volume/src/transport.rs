@@ -1,4 +1,4 @@
-//! By which way the copy of a volume goes, as it is asked for, and as it was.
+//! Transport of a volume's copy: the wanted one, and the one in use.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 /// Limit for a host's RNIC to make or release a ring; then the copy goes on without it.
 pub const RNIC_LIMIT: Duration = Duration::from_secs(5);
 
-/// What an operator asks for.
+/// The wanted transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Wanted {
-    /// All of it by TLS.
+    /// Everything by TLS.
     #[default]
     Tls,
     /// Chunks by RDMA, where both hosts can.
@@ -23,27 +23,27 @@ pub enum Wanted {
     Auto,
 }
 
-/// How chunks go.
+/// The transport of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// On the daemons' own connection.
     Tls,
-    /// By one-sided RDMA, not encrypted; what arrives is compared with fingerprints that go over TLS.
+    /// By one-sided RDMA, not encrypted; received data are compared with fingerprints that go over TLS.
     Rdma,
 }
 
-/// The transport of a move, and why it was taken.
+/// The transport of a move, and the reason for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carriage {
-    /// Which.
+    /// The transport.
     pub transport: Transport,
-    /// For the operator.
+    /// The reason, for the operator.
     pub reason: String,
     /// This host's RNIC, once both have a ring.
     #[serde(default)]
     pub device: Option<String>,
-    /// What the other host has got by RDMA and found to be what was sent.
+    /// Bytes that the other host has read by RDMA and verified.
     pub rdma_bytes: u64,
     /// Chunks that did not come by RDMA, or damaged, and were sent again by TLS.
     pub sent_again: u64,
@@ -61,7 +61,7 @@ impl Carriage {
         }
     }
 
-    /// RDMA cannot be, or has failed: from now on it is TLS, for the first reason.
+    /// RDMA is not possible, or has failed: from now on the transport is TLS, for the first reason.
     pub fn fall_back(&mut self, why: String) {
         if self.transport == Transport::Rdma {
             tracing::warn!("a copy does not go by RDMA (any more), and goes on by TLS: {why}");
@@ -69,7 +69,8 @@ impl Carriage {
         }
     }
 
-    /// What is wanted, before anything is known of the RNICs. `untrusted`: the hosts whose network the list of hosts does not trust.
+    /// The transport to try first, before the RNICs are known. `untrusted`: hosts whose network the list of
+    /// hosts does not trust.
     pub fn first(wanted: Wanted, untrusted: &[&str]) -> Self {
         let reason = match wanted {
             Wanted::Tls => return Self::tls("asked for"),
@@ -94,14 +95,14 @@ impl Carriage {
 pub struct Rnic {
     /// The folder of the software RNIC's socket.
     pub runtime_dir: PathBuf,
-    /// The one of this name only.
+    /// The name of the RNIC, if only this one may be used.
     pub name: Option<String>,
-    /// Other hosts reach this one by it.
+    /// The address by which other hosts reach this one.
     pub address: Option<IpAddr>,
 }
 
 impl Rnic {
-    /// Opens it, which takes a moment.
+    /// Opens the RNIC, which takes a moment.
     pub fn open(&self) -> Result<verbatim_bulk::Device, verbatim_bulk::Error> {
         let which = verbatim_bulk::Which {
             runtime: self.runtime_dir.clone(),

@@ -1,4 +1,4 @@
-//! One volume that this host serves: carries out what its engine wants.
+//! One volume that this host serves: carries out the actions of its engine.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,28 +20,28 @@ use crate::store::Store;
 use crate::transport::Carriage;
 use crate::wire::{Tag, ToSource};
 
-/// The largest request that the thread of a connection carries out: larger ones are better done beside each other.
+/// The largest request that a connection's thread carries out: larger ones go to several threads.
 const HERE: u64 = 128 << 10;
 
 /// Interval of the looks at a migration's progress.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How a request ends: with what was read, or nothing.
+/// Called with the result of a request: the data of a read, or no data.
 pub type Reply = Box<dyn FnOnce(Result<Vec<u8>, Failure>) + Send>;
 
-/// What a client wants, in bounds.
+/// An operation of a client, within bounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// Data.
+    /// Read data.
     Read,
-    /// These data are to be there.
+    /// Write these data.
     Write(Arc<Vec<u8>>),
-    /// Zeros; they need no space on the disk.
+    /// Write zeros, which need no space on the disk.
     Zero {
         /// Space may be given back.
         may_free: bool,
     },
-    /// What was acknowledged is to be durable.
+    /// Make acknowledged writes durable.
     Flush,
 }
 
@@ -60,12 +60,12 @@ struct Inner {
     outlet: Outlet,
     /// Progress of the migration.
     progress: Progress,
-    /// Time of the last look at it.
+    /// Time of the last look at the progress.
     looked: Duration,
     reports: Option<UnboundedSender<Report>>,
-    /// The request whose giver may carry it out itself, until the engine has said what becomes of it.
+    /// The request that its caller may carry out itself, until the engine has decided about it.
     offered: Option<RequestId>,
-    /// Answers that leave when the lock is free again.
+    /// Answers that are sent when the lock is free again.
     replies: Vec<(Reply, Result<Vec<u8>, Failure>)>,
 }
 
@@ -77,10 +77,10 @@ pub struct Volume {
     room: Room,
     began: Instant,
     hook: Hook,
-    /// A request has come to its end.
+    /// Notified when a request has ended.
     answered: Notify,
     is_open: watch::Sender<bool>,
-    /// Its size, for those whose clients are told when it grows.
+    /// The size, for servers that tell clients of growth.
     length: watch::Sender<u64>,
 }
 
@@ -120,22 +120,22 @@ impl Volume {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub fn length(&self) -> u64 {
         self.lock().engine.length()
     }
 
-    /// Room for the requests of all its clients.
+    /// Room for the requests of all clients.
     pub fn room(&self) -> &Room {
         &self.room
     }
 
-    /// Whether it answers.
+    /// Whether the volume answers requests.
     pub fn standing(&self) -> Standing {
         self.lock().engine.standing()
     }
 
-    /// Where a migration stands, and how many bytes have left for it.
+    /// State of a migration, and the bytes sent for it.
     pub fn migration(&self) -> Option<(Status, u64)> {
         let inner = self.lock();
         Some((inner.engine.status()?, inner.outlet.sent_bytes))
@@ -149,7 +149,7 @@ impl Volume {
             .stalled(self.began.elapsed(), &inner.engine.status()?)
     }
 
-    /// Some time has passed. Returns a message if a lack of progress has to be reported.
+    /// The clock has advanced. Returns a message if a lack of progress has to be reported.
     pub fn tick(self: &Arc<Self>) -> Option<String> {
         let mut inner = self.lock();
         let now = self.began.elapsed();
@@ -166,39 +166,39 @@ impl Volume {
         said
     }
 
-    /// How the chunks of the move go that is under way, or was the last.
+    /// Transport of the present move's chunks, or of the last one's.
     pub fn carriage(&self) -> Option<Carriage> {
         self.lock().outlet.carriage.clone()
     }
 
-    /// They go in that way from now on.
+    /// Sets the transport of the chunks.
     pub fn carried_by(&self, carriage: Carriage) {
         self.lock().outlet.carriage = Some(carriage);
     }
 
-    /// Something has come of it.
+    /// Changes the statistics of the transport.
     pub fn carries(&self, change: impl FnOnce(&mut Carriage)) {
         if let Some(carriage) = &mut self.lock().outlet.carriage {
             change(carriage);
         }
     }
 
-    /// It has another size from now on, if nothing is under way.
+    /// Changes the size, if no request is in flight.
     pub fn resize(&self, length: u64) -> bool {
         self.lock().engine.resize(length)
     }
 
-    /// Clients are told that it has that size. Its data have, too.
+    /// Tells clients the present size. The data have it already.
     pub fn has_grown(&self) {
         self.length.send_replace(self.length());
     }
 
-    /// Its size as clients are told.
+    /// The size that clients are told.
     pub fn lengths(&self) -> watch::Receiver<u64> {
         self.length.subscribe()
     }
 
-    /// Requests that have not ended.
+    /// Number of requests that have not ended.
     pub fn in_flight(&self) -> usize {
         self.lock().engine.in_flight()
     }
@@ -208,7 +208,7 @@ impl Volume {
         self.is_open.subscribe()
     }
 
-    /// Ends the connections of clients, and waits for what is under way. What comes later is refused.
+    /// Ends the connections of clients, and waits for requests in flight. Later requests are refused.
     pub async fn close(&self) {
         {
             let _inner = self.lock();
@@ -230,8 +230,8 @@ impl Volume {
         self.handle_request(inner, id, event);
     }
 
-    /// The same, from a thread that can wait a moment: what the page cache is likely to take or to have is done by this thread, since that
-    /// is quicker than handing it over.
+    /// The same, from a thread that may wait a moment: this thread carries out requests that the page cache
+    /// is likely to serve, since that is quicker than a hand-over.
     pub fn request_here(self: &Arc<Self>, wanted: Wanted, extent: Extent, is_durable: bool, reply: Reply) {
         let may_be_here = extent.length <= HERE
             && match &wanted {
@@ -262,7 +262,7 @@ impl Volume {
         }
     }
 
-    /// True if the engine wants it carried out here, and it was offered: then the caller does that.
+    /// True if the request was offered and the engine wants it carried out now: then the caller does so.
     fn handle_request(
         self: &Arc<Self>,
         mut inner: MutexGuard<'_, Inner>,
@@ -272,7 +272,7 @@ impl Volume {
         let refused = match &event {
             _ if !*self.is_open.borrow() => Some(Failure::Moved),
             Event::Request { op: Op::Read, .. } => None,
-            // Refused before the engine gets it: nothing of it goes to another host.
+            // Refused before the engine gets it: no part of it goes to another host.
             _ if self.store.is_suspect() => Some(Failure::Disk(libc::EIO)),
             _ => None,
         };
@@ -285,18 +285,19 @@ impl Volume {
         }
         let was_offered = inner.offered.is_some();
         self.act_on(&mut inner, event);
-        // The engine has taken the offer, or wants something else first: then it is for the threads that wait for disks.
+        // The engine has taken the offer, or wants something else first: then the request is for the threads
+        // that wait for disks.
         let is_taken = was_offered && inner.offered.take().is_none();
         answer(inner);
         is_taken
     }
 
-    /// Something that does not belong to a connection to the destination.
+    /// An event that belongs to no connection to the destination.
     pub fn event(self: &Arc<Self>, event: Event) {
         self.handle(self.lock(), event);
     }
 
-    /// Begins to move. Reports go there.
+    /// Begins to move. Reports go to `reports`.
     pub fn migrate(self: &Arc<Self>, bytes_per_second: Option<u64>, reports: UnboundedSender<Report>) {
         let mut inner = self.lock();
         inner.reports = Some(reports);
@@ -306,8 +307,8 @@ impl Volume {
         self.handle(inner, Event::Migrate { bytes_per_second });
     }
 
-    /// There is a connection to the destination, which gets everything to be sent. `knows`: whether it
-    /// compares, and knows zeros that stay allocated. Returns its number.
+    /// A connection to the destination is up, and gets all messages. `knows`: whether the destination
+    /// compares, and knows zeros that stay allocated. Returns the connection's number.
     pub fn link_up(
         self: &Arc<Self>,
         keeps: bool,
@@ -320,7 +321,7 @@ impl Volume {
         number
     }
 
-    /// That connection is lost.
+    /// The connection of this number is lost.
     pub fn link_down(self: &Arc<Self>, number: u64) {
         let mut inner = self.lock();
         if inner.outlet.is_by(number) {
@@ -329,7 +330,7 @@ impl Volume {
         }
     }
 
-    /// The destination has said something on that connection. False if it does not count any more.
+    /// The destination has sent a message on this connection. False if the connection no longer counts.
     pub fn heard(self: &Arc<Self>, number: u64, message: ToSource) -> bool {
         let mut inner = self.lock();
         if !inner.outlet.is_by(number) {
@@ -420,7 +421,7 @@ impl Volume {
             Action::Disconnect => inner.outlet.disconnect(),
             Action::Report(report) => {
                 if let Some(reports) = &inner.reports {
-                    // Nobody listens where a migration was begun and its task has ended.
+                    // The migration's task may have ended.
                     let _ = reports.send(report);
                 }
             }
@@ -472,7 +473,7 @@ impl Volume {
             };
             let mut inner = volume.lock();
             let result = done.map_err(failure);
-            // Otherwise it was given up meanwhile.
+            // Otherwise the read was given up meanwhile.
             if inner.engine.reads(ticket) {
                 inner.outlet.keep(ticket, chunk);
                 volume.handle(inner, Event::ChunkRead { ticket, result });
@@ -481,7 +482,7 @@ impl Volume {
     }
 }
 
-/// Answers, which may take a system call each, leave when nobody waits for the lock any more.
+/// Calls the replies without the lock: each may take a system call.
 fn answer(mut inner: MutexGuard<'_, Inner>) {
     let replies = std::mem::take(&mut inner.replies);
     drop(inner);
@@ -517,7 +518,7 @@ impl Inner {
     }
 }
 
-/// As the engine knows it.
+/// The engine's form of an error.
 pub fn failure(error: io::Error) -> Failure {
     Failure::Disk(error.raw_os_error().unwrap_or(libc::EIO))
 }
@@ -539,7 +540,7 @@ mod tests {
         Volume::new(store, 1 << 20, Disks::new(2), crate::faults::none)
     }
 
-    /// Gives a request; how it ends, and in which thread.
+    /// Gives a request. The channel gets its result, and the thread of the reply.
     fn give(volume: &Arc<Volume>, wanted: Wanted) -> Receiver<(Result<Vec<u8>, Failure>, ThreadId)> {
         let (sender, receiver) = channel();
         let reply = Box::new(move |result| {

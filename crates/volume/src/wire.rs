@@ -37,17 +37,17 @@ pub struct Hello {
     pub version: u32,
     /// The volume's name on both hosts.
     pub name: String,
-    /// Which volume.
+    /// The volume's identity.
     pub id: VolumeId,
     /// The attempt.
     pub session: SessionId,
     /// The source's generation.
     pub base: Generation,
-    /// What it is about.
+    /// The purpose of the connection.
     pub purpose: Purpose,
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Changes and chunks.
@@ -63,22 +63,24 @@ pub enum Purpose {
         /// Names this connection for [`Purpose::Chunks`].
         link: u128,
     },
-    /// What is copied, beside a connection that was welcomed, and as if it came there. All answers go there: a change of the tenant waits behind no chunk.
+    /// Chunks of another connection that was welcomed. They count as if they came there, and all answers go
+    /// there: a change of the tenant waits behind no chunk.
     Chunks {
-        /// The `link` of that connection.
+        /// The `link` of the other connection.
         link: u128,
     },
     /// One question, one answer.
     Decide {
-        /// The source does not want it committed any more.
+        /// The source no longer wants the copy committed.
         gives_up: bool,
     },
-    /// The same, but what is asked for is a promise: the session of the agents decides.
+    /// The same, but for a promise: the session of the agents decides.
     Promise {
-        /// Which one.
+        /// The session.
         by: AgentSession,
     },
-    /// Whether [`Purpose::Fill`] would be refused. Nothing is changed. (A daemon of an earlier release does not know it, and closes the connection.)
+    /// Whether [`Purpose::Fill`] would be refused. Nothing is changed. (A daemon of an earlier release does
+    /// not know this purpose, and closes the connection.)
     WouldTake {
         /// The size of the volume.
         length: u64,
@@ -92,84 +94,84 @@ pub enum Purpose {
     HasLeft,
 }
 
-/// What follows from the source.
+/// A message of the source after its Hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDestination {
-    /// Write the data that belong to this.
+    /// Write the frame's data.
     Put {
-        /// How it is called in the answer.
+        /// The name in the answer.
         tag: Tag,
-        /// Where.
+        /// The first byte in the volume.
         offset: u64,
     },
-    /// Zeros.
+    /// Write zeros.
     Zero {
-        /// How it is called in the answer.
+        /// The name in the answer.
         tag: Tag,
-        /// Where.
+        /// The first byte in the volume.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
-    /// Say whether that is there already.
+    /// Tell whether the copy has the same data already.
     Compare {
-        /// How it is called in the answer.
+        /// The name in the answer.
         tag: Tag,
-        /// Where.
+        /// The first byte in the volume.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
-        /// BLAKE3 of them.
+        /// BLAKE3 of the bytes.
         hash: [u8; 32],
     },
-    /// Flush what was acknowledged.
+    /// Flush acknowledged writes.
     Flush {
-        /// How it is called in the answer.
+        /// The name in the answer.
         tag: Tag,
     },
-    /// Read it from the source's ring, compare it with the fingerprints that belong to this, and write it.
+    /// Read the chunk from the source's ring, compare it with the frame's fingerprints, and write it.
     Fetch {
-        /// How it is called in the answer.
+        /// The name in the answer.
         tag: Tag,
-        /// Where it goes.
+        /// The first byte in the volume.
         offset: u64,
-        /// Where it lies.
+        /// The place in the ring.
         landing: Landing,
     },
-    /// The source's RNIC is gone: what was not read from its ring never will be.
+    /// The source's RNIC is gone: chunks that were not read from its ring never will be.
     StopFetching,
-    /// Zeros that stay allocated. Not for a daemon of version 3.
+    /// Write zeros that stay allocated. Not for a daemon of version 3.
     Allocate {
-        /// How it is called in the answer.
+        /// The name in the answer.
         tag: Tag,
-        /// Where.
+        /// The first byte in the volume.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
 }
 
-/// Where a chunk lies in the source's ring.
+/// The place of a chunk in the source's ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Landing {
-    /// Bytes that were in the ring before it.
+    /// Bytes that were in the ring before the chunk.
     pub position: u64,
-    /// Its own; in the ring it has whole pages.
+    /// Bytes of the chunk; in the ring it takes whole pages.
     pub length: u64,
 }
 
 /// Whether chunks can be read by RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rings {
-    /// Nobody has asked.
+    /// No ring was offered.
     None,
     /// They can.
     Ready(Accepted),
-    /// They cannot; why.
+    /// They cannot, for this reason.
     Refused(String),
 }
 
-/// What the source calls something that it has sent.
+/// The source's name of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tag {
     /// A change of the tenant.
@@ -180,33 +182,33 @@ pub enum Tag {
     Flush(u64),
 }
 
-/// What the destination answers.
+/// A message of the destination.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToSource {
-    /// Nothing of an earlier connection is under way any more.
+    /// No write of an earlier connection is in flight any more.
     Welcome {
-        /// Which process this is.
+        /// The number of the destination's process.
         incarnation: u128,
         /// There was a copy before: comparing may be worth it.
         has_old: bool,
-        /// The answer to the ring that was offered.
+        /// The answer to the offered ring.
         rings: Rings,
     },
-    /// It will not have the volume.
+    /// The destination refuses the volume, for this reason.
     Refused(String),
-    /// It is on the disk, or the disk said this errno.
+    /// The write or flush has ended, with this errno or 0.
     Done(Tag, i32),
-    /// What was compared differs: it is to be sent.
+    /// The compared data differ: the source has to send them.
     Differs(Tag),
     /// To [`Purpose::Decide`] and [`Purpose::HasLeft`].
     Answer(Answer),
-    /// To [`Purpose::Promise`]: it is promised.
+    /// The answer to [`Purpose::Promise`]: the copy is promised.
     Promised,
-    /// All before that position of the source's ring was copied out, and is what was sent: its room is free.
+    /// All chunks before this position of the source's ring were copied out and verified: their room is free.
     Taken(u64),
-    /// It is not taken from the ring any more, for this reason: it is to be sent here.
+    /// The chunk will not be taken from the ring, for this reason: the source has to send it here.
     Again(Tag, String),
-    /// Answer to [`Purpose::WouldTake`]: yes.
+    /// The answer to [`Purpose::WouldTake`]: yes.
     WouldTake,
 }
 

@@ -23,7 +23,7 @@ use verbatim_volume::Hosts;
 use verbatim_volume::control::{Order, order_now};
 use verbatim_volume::wire::{self, Hello, Purpose, ToSource, VERSION};
 
-/// Does it, and says whether it came to an end.
+/// Runs `what` on a thread, and returns whether it ended in time.
 fn ends(what: impl FnOnce() + Send + 'static) -> bool {
     let (sender, ended) = channel();
     std::thread::spawn(move || {
@@ -43,7 +43,7 @@ fn writers(socket: &Path, number: u64) -> Vec<JoinHandle<()>> {
             let mut client = Client::connect(&socket).expect("it is served");
             client.wait_for_ever();
             connected.send(()).expect("the test waits");
-            // It fails where the volume is detached before it was begun.
+            // The write fails if the volume is detached before it began.
             let _ = client.write(index * 4096, &[index as u8; 4096], true);
         })
     };
@@ -65,7 +65,7 @@ fn a_disk_that_hangs_is_the_trouble_of_its_own_volume_alone() {
     lab.order(0, &["attach", "slow"]);
     lab.volume("fine", "16M");
     lab.order(0, &["create", "third", "--size", "1M"]);
-    // The data of another are to come there.
+    // The place for the data of another volume.
     lab.order(1, &["place", "comes", "--data", &disk.file("comes")]);
     lab.volume("comes", "16M");
     let mut filled = Client::connect(&lab.socket(0, "comes")).expect("it is served");
@@ -80,9 +80,9 @@ fn a_disk_that_hangs_is_the_trouble_of_its_own_volume_alone() {
     });
     disk.hang();
     let stuck = writers(&lab.socket(0, "slow"), 48);
-    // Most of them are under way by then; the test is less strict where they are not.
+    // Most of them are in flight by then; otherwise the test is less strict.
     std::thread::sleep(Duration::from_millis(300));
-    // One that holds the volume's lock while it waits.
+    // An order that holds the volume's lock while it waits.
     let mut detach = lab.command(0, &["detach", "slow"]).spawn().expect("it runs");
 
     let socket = lab.socket(0, "fine");
@@ -125,14 +125,14 @@ fn a_disk_that_hangs_at_the_start_holds_up_its_own_volume_alone() {
     let mut lab = Lab::new();
     let Some(mut disk) = Disk::new(96) else { return };
     let data = disk.file("first");
-    // By their names the one that hangs is opened first.
+    // The volume that hangs is the first by its name, and is opened first.
     lab.order(0, &["create", "first", "--size", "16M", "--data", &data]);
     lab.order(0, &["attach", "first"]);
     lab.volume("second", "16M");
     let mut client = Client::connect(&lab.socket(0, "first")).expect("it is served");
     client.write(0, &[5; 4096], true).expect("written");
     lab.kill(0);
-    // It is made private again when it is opened, which writes to its disk.
+    // A file that is made private again when it is opened, which writes to its disk.
     std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o644)).expect("changed");
     disk.hang();
     let started = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lab.start(0, None)));
@@ -172,7 +172,7 @@ fn a_disk_that_hangs_at_the_start_holds_up_its_own_volume_alone() {
     lab.kill(0);
 }
 
-/// This process may have so many open, if it may.
+/// Lets this process have this many files open, if it may.
 fn may_have_open(files: u64) -> bool {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -184,7 +184,7 @@ fn may_have_open(files: u64) -> bool {
     is_enough
 }
 
-/// As many as the daemon takes of them.
+/// Silent callers: as many as can connect, up to `number`.
 fn silent(address: &str, number: usize) -> Vec<TcpStream> {
     let address: SocketAddr = address.parse().expect("an address");
     let connect = |_| TcpStream::connect_timeout(&address, Duration::from_secs(5));
@@ -216,7 +216,7 @@ fn silent_callers_without_a_certificate_leave_all_others_served() {
     );
     lab.order(0, &["create", "two", "--size", "1M"]);
     lab.order(0, &["attach", "two"]);
-    // Hosts and clients that prove themselves come through, here and there.
+    // Hosts and clients that prove themselves come through, at both hosts.
     lab.order(1, &["migrate", "other", "--to", "a"]);
     let (address, config) = (lab.nbd_address(0), lab.path(1, "config/tls"));
     assert!(ends(move || {
@@ -224,7 +224,7 @@ fn silent_callers_without_a_certificate_leave_all_others_served() {
         stream.write_all(&tls::option(3, &[])).expect("asked");
         tls::reply(&mut stream).expect("answered");
     }));
-    // Once for each port, and once a minute.
+    // The refusal is logged once for each port, and once a minute.
     let said = lab.logs().matches("many callers do not say who they are").count();
     assert!((2..10).contains(&said), "{said} times\n{}", lab.logs());
     drop(flood);
@@ -239,7 +239,7 @@ fn who_says_nothing_is_cut_off_and_one_that_has_very_many_connections_gets_no_mo
     for _ in 0..200 {
         connected.push(UnixStream::connect(lab.socket(0, "db")).expect("it listens"));
     }
-    // Those that were not taken are ended at once, and the others in time.
+    // Connections that were not taken end at once, and the others in time.
     let mut client = Client::connect(&lab.socket(0, "other")).expect("others are served");
     client.flush().expect("flushed");
     for mut one in connected {
@@ -273,12 +273,12 @@ fn tls_after_tls_is_refused_as_the_protocol_says() {
     stream.write_all(&tls::option(5, &[])).expect("asked");
     let (kind, _) = tls::reply(&mut stream).expect("answered");
     assert_eq!(kind, 0x8000_0003, "NBD_REP_ERR_INVALID");
-    // It goes on.
+    // The negotiation goes on.
     stream.write_all(&tls::option(3, &[])).expect("asked");
     assert_eq!(tls::reply(&mut stream).expect("answered").0, 2, "NBD_REP_SERVER");
 }
 
-/// Says to that host that a volume comes from `from`; the answer.
+/// Offers this host a volume in the name of `from`; returns the answer.
 fn fill(hosts: &Hosts, to: &str, port: u16, from: &str) -> Result<ToSource, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(async {
@@ -338,7 +338,7 @@ fn a_client_is_no_host_and_no_host_is_another_one() {
         fill(&host, "b", lab.port(), "a"),
         Ok(ToSource::Welcome { .. })
     ));
-    // It is still a client; a certificate of another authority is not.
+    // The certificate is still a client's; one of another authority is not.
     let mut stream = tls::connect(&lab.nbd_address(0), NAMES[0], &client.join("tls")).expect("it is let in");
     stream.write_all(&tls::option(3, &[])).expect("asked");
     let (kind, name) = tls::reply(&mut stream).expect("answered");
@@ -383,7 +383,7 @@ fn the_list_of_hosts_is_read_again_and_no_connection_ends_with_that() {
     until("it moves to the host that was added", || {
         lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success()
     });
-    // Its connection has ended with the move, and not before.
+    // The client's connection ends with the move, and not before.
     assert!(lab.logs().matches("the list of hosts was read again").count() >= 2);
     assert!(client.flush().is_err());
 }
@@ -432,7 +432,7 @@ fn a_copy_that_comes_no_further_says_so() {
     let errors = moving.stderr.take().expect("a pipe");
     std::thread::spawn(move || {
         for one in BufReader::new(errors).lines().map_while(Result::ok) {
-            // The test may have heard enough.
+            // The test may have read enough.
             let _ = line.send(one);
         }
     });
@@ -449,13 +449,13 @@ fn a_copy_that_comes_no_further_says_so() {
     assert!(moving.wait().expect("it ends").success());
 }
 
-/// Ends with it.
+/// A loop device, which is detached on drop.
 struct Loop(String);
 
 impl Drop for Loop {
     fn drop(&mut self) {
         let detached = Command::new("losetup").args(["-d", &self.0]).status();
-        // It may have gone.
+        // The device may be gone.
         let _ = detached;
     }
 }

@@ -13,7 +13,7 @@ use support::{Lab, PATIENCE, until};
 fn callers_that_do_not_say_who_they_are_are_cut_off_and_hosts_are_served() {
     let lab = Lab::new();
     lab.volume("db", "1M");
-    // As many as are waited for at a time: hosts come after them.
+    // As many as a port accepts at a time: hosts come after them.
     let silent: Vec<_> = (0..256)
         .map(|_| TcpStream::connect(lab.peer_address(1)).expect("it listens"))
         .collect();

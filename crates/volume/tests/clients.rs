@@ -1,4 +1,4 @@
-//! Clients that are not ours: libnbd's, and QEMU's where it is.
+//! Clients of other projects: libnbd's, and QEMU's if it is installed.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use support::{Lab, find};
 
-/// Runs it, and says what it wrote. Its Python, if it has one, is the distribution's.
+/// Runs a program, and returns its output. Its Python, if it has one, is the distribution's.
 fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new(program)
         .args(args)
@@ -18,7 +18,7 @@ fn run(program: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Whether it can be run; says so if not.
+/// Whether a program is installed; reports it if not.
 fn has(program: &str) -> bool {
     let is_there = find(program).is_some();
     if !is_there {
@@ -72,7 +72,7 @@ fn libnbd_sees_what_is_offered_and_copies_images() {
     assert!(!bare.status.success(), "a client without TLS is served");
 }
 
-/// What libnbd's shell does: several requests at once, errors, zeros.
+/// Actions of libnbd's shell: several requests at once, errors, zeros.
 const SHELL: &str = r#"
 assert h.get_size() == 1 << 20
 h.pwrite(b"x" * 1000, 500)

@@ -36,13 +36,13 @@ fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     String::from_utf8(output.stderr).expect("text")
 }
 
-/// Why it is not served.
+/// The reason why the volume is not served.
 fn waits(lab: &Lab, host: usize) -> Option<String> {
     let status = lab.status(host, "db").expect("it is listed");
     status["waits"].as_str().map(str::to_owned)
 }
 
-/// Waits until it is, for that reason. It is not served meanwhile.
+/// Waits until the volume is not served, for this reason.
 fn waits_for(lab: &Lab, host: usize, what: &str) {
     let mut why = None;
     until(&format!("it waits for {what}"), || {
@@ -76,7 +76,7 @@ fn served(lab: &Lab, host: usize) -> Vec<u8> {
     data
 }
 
-/// Makes a volume with data at that path, attached on the first host; returns its content.
+/// Makes a volume with data at this path, attached on the first host; returns its content.
 fn volume(lab: &Lab, path: &Path) -> Vec<u8> {
     let path = path.to_str().expect("text");
     lab.order(0, &["create", "db", "--size", &SIZE.to_string(), "--data", path]);
@@ -88,7 +88,7 @@ fn volume(lab: &Lab, path: &Path) -> Vec<u8> {
 
 fn restart(lab: &mut Lab, meanwhile: impl FnOnce()) {
     lab.kill(0);
-    // A socket that it has left would be taken for one of the next daemon.
+    // A socket that is left would be taken for one of the next daemon.
     let _ = fs::remove_file(lab.socket(0, "db"));
     meanwhile();
     lab.start(0, None);
@@ -137,7 +137,7 @@ fn another_file_is_not_taken_for_the_data_but_one_that_was_put_back_is() {
             .all(|&byte| byte == 0)
     );
 
-    // A backup that was made with its attributes.
+    // A backup that was made with the file's attributes.
     let mut mark = [0; 64];
     let old = fs::File::open(&saved).expect("opened");
     if let Ok(length) = rustix::fs::fgetxattr(&old, MARK, &mut mark) {
@@ -148,7 +148,7 @@ fn another_file_is_not_taken_for_the_data_but_one_that_was_put_back_is() {
         assert!(lab.logs().contains("put back"), "{}", lab.logs());
     }
 
-    // And one without.
+    // A backup without them.
     let mut other = data.clone();
     other[0] ^= 1;
     restart(&mut lab, || {
@@ -176,7 +176,7 @@ fn data_that_are_shorter_are_not_served_and_stay_as_they_are() {
         SIZE / 2,
         "it was made longer"
     );
-    // One that is longer is no harm: a resize may have been cut off.
+    // A longer file is harmless: a resize may have been cut off.
     restart(&mut lab, || file.set_len(2 * SIZE).expect("longer"));
     let now = served(&lab, 0);
     assert!(now[..SIZE as usize / 2] == data[..SIZE as usize / 2]);
@@ -186,7 +186,7 @@ fn data_that_are_shorter_are_not_served_and_stay_as_they_are() {
     );
 }
 
-/// A name among the devices, which goes with it.
+/// A name among the devices, which is removed on drop.
 struct Name(PathBuf);
 
 impl Name {
@@ -201,7 +201,7 @@ impl Name {
     }
 
     fn is_gone(&self) {
-        // There may be none.
+        // There may be no such name.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -251,7 +251,7 @@ fn a_file_that_is_there_is_only_taken_when_somebody_says_so() {
     let lab = Lab::new();
     let path = lab.path(0, "old.img");
     let mut data = noise(SIZE);
-    // As ext4 has it.
+    // The magic number of ext4.
     data[1080..1082].copy_from_slice(&[0x53, 0xef]);
     fs::write(&path, &data).expect("written");
     let shown = path.to_str().expect("text");
@@ -302,7 +302,7 @@ fn what_somebody_else_has_is_neither_taken_nor_served() {
     assert!(said.contains("in use by another daemon"), "{said}");
     assert!(served(&lab, 0) == data);
 
-    // As another program might have it.
+    // The lock of another program.
     let file = fs::File::options()
         .read(true)
         .write(true)
@@ -357,7 +357,7 @@ fn lab_path(beside: &Path, name: &str) -> PathBuf {
     beside.with_file_name(name)
 }
 
-/// All that is in a folder, and the folder.
+/// The folder and everything in it.
 fn all(folder: &Path) -> Vec<PathBuf> {
     let mut found = vec![folder.to_owned()];
     for entry in fs::read_dir(folder).expect("a folder").flatten() {
@@ -399,7 +399,7 @@ fn nobody_but_its_owner_reads_a_volume() {
     }
     are_private(&lab, 1, &[place]);
 
-    // As an older daemon has left it.
+    // The permissions of an older daemon.
     lab.order(1, &["migrate", "db", "--to", "a"]);
     let files = all(&lab.path(0, "state"));
     restart(&mut lab, || {

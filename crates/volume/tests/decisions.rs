@@ -47,7 +47,7 @@ fn settle(lab: &Lab, host: usize, by: u64, is_committed: bool) -> Result<String,
     Ok(rows.remove(0).role)
 }
 
-/// Copied for a session, and held by it.
+/// Copies the volume for a session, and holds it.
 fn hold(lab: &Lab, by: u64) {
     let name = "db".to_owned();
     let follow = Order::Follow {
@@ -65,7 +65,7 @@ fn hold(lab: &Lab, by: u64) {
     give(lab, 0, &Order::Hold { name, by }).expect("it is held");
 }
 
-/// Bytes that need their room.
+/// Bytes that are not zero, so that they take room.
 fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     let mut noise = vec![0; bytes as usize];
     StdRng::seed_from_u64(seed).fill(noise.as_mut_slice());
@@ -116,7 +116,7 @@ fn a_host_remembers_what_it_committed_when_its_copy_was_deleted() {
         lab.start(2, None);
         lab.volume("db", "8M");
         write(&lab, 0, "db", 0, &noise(1, 8 * MIB));
-        // The first source is ended when it has the answer, and has not written it.
+        // The first source is killed when it has the answer, and has not written it.
         refused(&lab, 0, &["migrate", "db", "--to", "b"]);
         lab.kill(0);
         assert_eq!(lab.role(1, "db"), "serving", "{}", lab.logs());
@@ -176,11 +176,11 @@ fn a_copy_that_is_not_known_takes_no_order_and_others_are_served() {
         let said = settle(&lab, 0, 5, is_committed).expect_err("it is not known");
         assert!(said.contains("it is not known"), "{said}");
     }
-    // Neither does it take another host's.
+    // The host does not take another host's copy, either.
     lab.volume_at(1, "db", "4M");
     let said = refused(&lab, 1, &["migrate", "db", "--to", "a"]);
     assert!(said.contains("it is not known"), "{said}");
-    // It is tried again by itself.
+    // The daemon tries again by itself.
     std::fs::write(&sidecar, good).expect("written");
     until("it is known again", || lab.role(0, "db") == "serving");
     until("it is served", || lab.socket(0, "db").exists());
@@ -208,7 +208,7 @@ fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
     }
 }
 
-/// Whether the file system of that file keeps extended attributes. Says so if not.
+/// Whether the file system of this file keeps extended attributes. Reports it if not.
 fn keeps_attributes(file: &std::path::Path) -> bool {
     let set = rustix::fs::setxattr(file, "user.test", b"1", rustix::fs::XattrFlags::empty());
     if set.is_err() {
@@ -253,14 +253,14 @@ fn a_state_folder_that_comes_from_a_backup_decides_nothing_until_an_operator_say
         assert!(said.contains("it is not known"), "{args:?}: {said}");
     }
     assert!(Client::connect(&lab.socket(0, "db")).is_err(), "it is served");
-    // What was there before is known at once, and moves on as ever.
+    // The newer folder is known at once, and moves on as before.
     copy_folder(&newer, &folder);
     until("it is known again", || lab.role(0, "db") == "moved");
     lab.order(1, &["migrate", "db", "--to", "a"]);
     assert_eq!(read(&lab, 0, "db", 0, 4096), [8; 4096]);
     lab.order(0, &["migrate", "db", "--to", "b"]);
 
-    // The other copy is lost, and this one is the best that there is.
+    // The other copy is lost, and this one is the best one left.
     put_back(&mut lab);
     lab.order(1, &["detach", "db"]);
     lab.order(1, &["delete", "db"]);
@@ -353,7 +353,7 @@ fn a_folder_that_is_full_or_read_only_takes_no_volume_away() {
         assert_eq!(lab.role(0, name), "serving", "{}", lab.logs());
         write(&lab, 0, name, 0, &[7; 4096]);
     }
-    // Its decisions need no room, and neither do these orders.
+    // Decisions of the volume need no room, and neither do these orders.
     lab.order(0, &["detach", "other"]);
     lab.order(0, &["attach", "other"]);
     lab.order(0, &["migrate", "other", "--to", "b"]);
@@ -362,8 +362,8 @@ fn a_folder_that_is_full_or_read_only_takes_no_volume_away() {
         ("moved".into(), "serving".into())
     );
 
-    // As an earlier release has left it: it is served, and refuses in time a move whose decision it could not
-    // write.
+    // The files of an earlier release: the volume is served, but a move whose decision could not be written
+    // is refused in time.
     lab.kill(0);
     std::fs::remove_file(lab.path(0, "state/db/sidecar.spare")).expect("it was there");
     small.fill(0);
@@ -409,7 +409,7 @@ fn a_commit_needs_no_room() {
     );
     assert!(read(&lab, 1, "db", 0, 4 * MIB) == noise(2, 4 * MIB), "it differs");
 
-    // Where there is no room for it from the beginning, that is said before anything begins.
+    // Without room for the decision from the beginning, the order is refused before anything begins.
     lab.volume("late", "1M");
     let said = refused(&lab, 0, &["migrate", "late", "--to", "b"]);
     assert!(said.contains("No space left"), "{said}");
@@ -469,7 +469,7 @@ fn what_a_session_decides_needs_no_room_and_is_not_lost_where_the_copy_is_not_kn
         lab.kill(host);
         let sidecar = lab.path(host, "state/db/sidecar.json");
         let good = std::fs::read(&sidecar).expect("it is there");
-        // In the place of its bytes, since there is no room for others.
+        // The bytes are replaced in place, since there is no room for more.
         let mut bad = good.clone();
         bad[0] = b'!';
         std::fs::write(&sidecar, bad).expect("written");
@@ -507,7 +507,7 @@ fn an_operator_gets_copies_out_of_a_session_that_nobody_knows_any_more() {
         write(&lab, 0, "db", 0, &[7; 4096]);
         hold(&lab, 0xab);
         for host in [0, 1] {
-            // Whichever daemon is there.
+            // The daemon is restarted.
             lab.kill(host);
             lab.start(host, None);
             let said = refused(&lab, host, &["resolve", "db", "--keep", keep]);
@@ -534,14 +534,14 @@ fn an_operator_who_keeps_a_source_hears_that_its_session_was_committed() {
         (lab.role(0, "db"), lab.role(1, "db")),
         ("serving".into(), "ready".into())
     );
-    // The other host waits for its agent: that is no answer.
+    // The other host waits for its agent and gives no answer.
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("has not said yet"), "{said}");
     settle(&lab, 1, by, true).expect("it was promised");
     assert_eq!(lab.role(1, "db"), "serving");
     for _ in 0..2 {
         until("it is told", || trouble(&lab, 0, "db").contains("there are two"));
-        // The next daemon says it, too.
+        // The next daemon reports it, too.
         lab.kill(0);
         lab.start(0, None);
     }
@@ -719,7 +719,7 @@ fn a_size_is_told_when_it_is_durable_and_what_is_written_behind_the_old_one_stay
     assert_eq!(client(&lab, 0, "db").size, 8 * MIB, "{}", lab.logs());
     write(&lab, 0, "db", 7 * MIB, &[5; 4096]);
 
-    // It is refused where it cannot be written down, and is as it was.
+    // An order that cannot be recorded is refused, and changes nothing.
     std::fs::remove_file(lab.path(0, "state/db/sidecar.spare")).expect("it was there");
     small.fill(0);
     let said = refused(&lab, 0, &["resize", "db", "--size", "16M"]);
@@ -750,7 +750,7 @@ fn a_copy_that_finds_no_room_gives_back_what_it_took() {
     let data = noise(3, 12 * MIB);
     write(&lab, 0, "db", 0, &data);
 
-    // There is none from the beginning.
+    // There is no room from the beginning.
     small.fill(8 * MIB);
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("there is no room for it on b"), "{said}");
@@ -760,7 +760,7 @@ fn a_copy_that_finds_no_room_gives_back_what_it_took() {
     );
     small.clear();
 
-    // Somebody takes it meanwhile.
+    // Another file takes the room meanwhile.
     let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
     let moving = lab
         .command(0, &args)
@@ -782,13 +782,13 @@ fn a_copy_that_finds_no_room_gives_back_what_it_took() {
     until("all of it", || {
         copy.metadata().is_ok_and(|metadata| metadata.blocks() == 0)
     });
-    // Other volumes have their room, for their data and their decisions.
+    // Other volumes have room for their data and their decisions.
     write(&lab, 1, "own", 0, &noise(4, MIB));
     lab.order(1, &["detach", "own"]);
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("there is no room for it on b"), "{said}");
 
-    // Not even then.
+    // Also while the disk is full.
     small.fill(0);
     lab.kill(1);
     lab.start(1, None);
@@ -832,12 +832,12 @@ fn an_answer_that_comes_after_an_operators_is_told_to_everybody_who_looks() {
                 until("it is told", || trouble(&lab, 0, "db").contains("there are two"));
                 assert!(lab.order(0, &["list"]).contains("there are two"));
                 assert_eq!(lab.role(0, "db"), "serving");
-                // The next daemon says it, too.
+                // The next daemon reports it, too.
                 lab.kill(0);
                 lab.start(0, None);
             }
             until("it is told", || trouble(&lab, 0, "db").contains("there are two"));
-            // When the other one is gone, it moves there again.
+            // When the other copy is gone, the volume moves there again.
             lab.order(1, &["detach", "db"]);
             lab.order(1, &["delete", "db"]);
             lab.order(0, &["migrate", "db", "--to", "b"]);

@@ -34,7 +34,7 @@ fn a_file_system_on_a_volume_is_there_again_and_goes_with_nobody() {
         }
         assert_eq!(std::fs::read(mounted.file()).expect("read"), content);
     }
-    // It moves, and what was written is at the other host.
+    // The volume moves, and the written data are at the other host.
     lab.order(0, &["migrate", "db", "--to", "b"]);
     assert_eq!(backing(&device), None, "the device has gone");
     let device = lab.order(1, &["attach", "db", "--device"]);
@@ -45,7 +45,7 @@ fn a_file_system_on_a_volume_is_there_again_and_goes_with_nobody() {
     lab.order(1, &["detach", "db"]);
     assert_eq!(backing(&device), None, "the device has gone");
 
-    // A daemon that is killed leaves it to the next one.
+    // A killed daemon leaves the device to the next one.
     let device = lab.order(1, &["attach", "db", "--device"]);
     lab.kill(1);
     lab.start(1, None);

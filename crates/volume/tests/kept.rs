@@ -1,4 +1,4 @@
-//! Block devices outlive their daemon: at a restart, and when it is killed.
+//! Block devices outlive their daemon, at a restart and at a kill.
 
 mod support;
 
@@ -20,7 +20,7 @@ use support::{Lab, find, until};
 
 const BLOCK: usize = 4096;
 
-/// Says so where a test cannot be.
+/// Whether a test cannot run; reports it.
 fn is_skipped() -> bool {
     if let Some(obstacle) = obstacle() {
         eprintln!("skipped: {obstacle}");
@@ -38,7 +38,7 @@ fn host() -> (Lab, String) {
     (lab, device)
 }
 
-/// A block at an address that a device takes.
+/// A block whose address is aligned for a device.
 struct Page {
     bytes: Vec<u8>,
     start: usize,
@@ -71,7 +71,7 @@ struct Writer<T> {
 }
 
 impl<T: Send + 'static> Writer<T> {
-    /// `write` is given numbers from 0 on.
+    /// `write` gets numbers from 0 on.
     fn start(mut done: T, mut write: impl FnMut(&mut T, u64) -> io::Result<()> + Send + 'static) -> Self {
         let (count, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (counted, ends) = (count.clone(), is_over.clone());
@@ -90,7 +90,7 @@ impl<T: Send + 'static> Writer<T> {
         }
     }
 
-    /// Waits until it has written so many more.
+    /// Waits for this many more writes.
     fn writes(&self, more: u64) {
         let before = self.count.load(Ordering::SeqCst);
         until("a program writes on", || {
@@ -98,7 +98,7 @@ impl<T: Send + 'static> Writer<T> {
         });
     }
 
-    /// What it has done, and how much.
+    /// The result, and the number of writes.
     fn ends(self) -> Result<(T, u64), (u64, io::Error)> {
         self.is_over.store(true, Ordering::SeqCst);
         let done = self.thread.join().expect("it does not panic")?;
@@ -106,7 +106,7 @@ impl<T: Send + 'static> Writer<T> {
     }
 }
 
-/// Writes a block past the page cache, and makes it durable; each has its number in it.
+/// Writes blocks with their numbers past the page cache, and makes each durable.
 fn blocks(device: &str, blocks: u64) -> Writer<()> {
     let (file, mut page) = (direct(device), Page::new());
     Writer::start((), move |(), number| {
@@ -120,7 +120,7 @@ fn content(number: u64) -> Vec<u8> {
     number.to_ne_bytes().repeat(BLOCK / 8)
 }
 
-/// The numbers that stand before these words in what the daemons have said, of each time.
+/// The numbers before these words in the log, in order.
 fn said(log: &str, words: &str) -> Vec<u64> {
     let before = |line: &str| {
         let (before, _) = line.split_once(words)?;
@@ -217,7 +217,7 @@ fn a_file_system_whose_daemon_is_killed_twenty_times_has_all_that_was_synced() {
     assert!(again.iter().sum::<u64>() > 0, "none was under way: {again:?}");
 }
 
-/// The keepers that process has started.
+/// The keepers that this process has started.
 fn keepers_of(daemon: u32) -> Vec<Pid> {
     let mut keepers = Vec::new();
     for entry in std::fs::read_dir("/proc").expect("it is there").flatten() {
@@ -247,7 +247,7 @@ fn a_device_whose_keeper_is_killed_with_the_daemon_gives_errors_and_is_told_of()
         .and_then(|file| file.sync_all())
         .expect("synced");
 
-    // A keeper alone is followed by another one.
+    // A killed keeper is replaced by another one.
     let [first] = keepers_of(lab.process(0))[..] else {
         panic!("not one keeper\n{}", lab.logs())
     };
@@ -264,7 +264,7 @@ fn a_device_whose_keeper_is_killed_with_the_daemon_gives_errors_and_is_told_of()
         .and_then(|file| file.sync_all())
         .expect("synced");
 
-    // Both: it is lost.
+    // Keeper and daemon are killed: the device is lost.
     let path = lab.keepers(0).remove(0);
     let keeper = keeper_at(&path);
     lab.signal(0, Signal::STOP);
@@ -299,7 +299,7 @@ fn keeper_at(path: &Path) -> Pid {
         .filter(|line| line.ends_with(&*ending))
         .find_map(|line| {
             let fields: Vec<_> = line.split_whitespace().collect();
-            // It listens (`__SO_ACCEPTCON`).
+            // The socket listens (`__SO_ACCEPTCON`).
             (fields[3] == "00010000").then(|| fields[6].to_owned())
         });
     let inode = inode.expect("it listens");
@@ -335,7 +335,7 @@ fn a_daemon_that_ends_for_good_leaves_nothing() {
     lab.ends(0);
     assert!(backing(&device).is_none() && lab.keepers(0).is_empty());
 
-    // Nobody runs, and a device waits.
+    // No daemon runs, and a device waits.
     lab.start(0, None);
     let device = lab.order(0, &["attach", "db", "--device"]);
     let mounted = Mounted::new(&device);
@@ -430,7 +430,7 @@ fn a_kernel_that_sends_nothing_again_fails_what_was_under_way_and_nothing_else()
         writer.writes(1);
         lab.kill(0);
         lab.start(0, None);
-        // It does not wait for ever.
+        // The writer does not wait forever.
         match writer.ends() {
             Ok(_) => {}
             Err((_, error)) => {
@@ -452,7 +452,7 @@ fn length(device: &str) -> u64 {
     file.seek(io::SeekFrom::End(0)).expect("it has a length")
 }
 
-/// The file system becomes as large as its device.
+/// Grows the file system to the size of its device.
 fn fills(device: &str) {
     run(Command::new("e2fsck").args(["-f", "-p", device]));
     run(Command::new("resize2fs").arg(device));
@@ -470,7 +470,7 @@ fn a_device_grows_with_its_volume_also_where_its_daemon_has_not_told_it() {
     let odd = lab.try_order(0, &["resize", "db", "--size", "100000001"]);
     let why = String::from_utf8_lossy(&odd.stderr).into_owned();
     assert!(!odd.status.success() && why.contains("whole sectors"), "{why}");
-    // It may be busy at the moment.
+    // The volume may be busy at the moment.
     until("it grows", || {
         lab.try_order(0, &["resize", "db", "--size", "96M"])
             .status
@@ -478,14 +478,14 @@ fn a_device_grows_with_its_volume_also_where_its_daemon_has_not_told_it() {
     });
     assert_eq!(length(&device), 96 << 20);
     assert_eq!(std::fs::read(mounted.file()).expect("read"), b"kept");
-    // A container may have no right to do that while it is mounted.
+    // A container may lack the right to do this while the file system is mounted.
     drop(mounted);
     fills(&device);
     let mounted = Mounted::new(&device);
     std::fs::write(mounted.path().join("large"), vec![7; 70 << 20]).expect("there is room");
     rustix::fs::syncfs(File::open(mounted.path()).expect("it is open")).expect("written");
 
-    // The daemon is killed when it has grown, and has told nobody.
+    // The daemon is killed when the volume has grown, before it has told anyone.
     lab.end(0);
     lab.start(0, Some("Grown"));
     until("it grows", || {

@@ -1,4 +1,5 @@
-//! A volume that a virtual machine has on a socket of its instance's: it may connect long before it is decided which copy serves.
+//! A volume that a virtual machine has on a socket of its instance. The machine may connect long before the
+//! decision which copy serves.
 
 mod support;
 
@@ -13,7 +14,7 @@ use verbatim_volume::control::{Order, Outcome, Row, order_now};
 
 const SIZE: u64 = 4 << 20;
 const PIECE: usize = 4096;
-/// So long it is looked whether something is answered that must not be.
+/// Time for which no answer may come.
 const MOMENT: Duration = Duration::from_millis(200);
 
 fn give(lab: &Lab, host: usize, order: &Order) -> Result<Row, String> {
@@ -24,7 +25,7 @@ fn give(lab: &Lab, host: usize, order: &Order) -> Result<Row, String> {
     }
 }
 
-/// The socket, in a folder of the instance on that host. Its path is longer than one of a socket may be.
+/// The socket, in a folder of the instance on this host. Its path is longer than a socket's may be.
 fn socket(lab: &Lab, host: usize) -> PathBuf {
     let folder = lab.path(host, "disks").join("a-long-name-".repeat(12));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -51,7 +52,7 @@ fn lend_for(lab: &Lab, host: usize, holder: &str, by: Option<u64>, read_only: bo
     Ok(())
 }
 
-/// As a container has it, by its bound folder, the path is short.
+/// Connects by a short path, as a container does by its bound folder.
 fn connect(lab: &Lab, host: usize) -> std::io::Result<Client> {
     let short = lab.path(host, "s");
     let _ = std::fs::remove_file(&short);
@@ -85,13 +86,13 @@ fn settle(lab: &Lab, host: usize, by: u64, is_committed: bool) {
     give(lab, host, &order).expect("it hears it");
 }
 
-/// Asks for the first piece; what comes of it comes there.
+/// Asks for the first piece; the result comes through the channel.
 fn ask(mut client: Client) -> Receiver<Result<Vec<u8>, ErrorKind>> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut data = vec![0; PIECE];
         let read = client.read(0, &mut data).map(|()| data);
-        // Nobody may wait for it any more.
+        // The receiver may be gone.
         let _ = sender.send(read.map_err(|error| error.kind()));
     });
     receiver
@@ -101,7 +102,7 @@ fn is_silent(asked: &Receiver<Result<Vec<u8>, ErrorKind>>) {
     assert_eq!(asked.recv_timeout(MOMENT), Err(RecvTimeoutError::Timeout));
 }
 
-/// One that is made on the first host, lent there, and written to.
+/// A volume that is made on the first host, lent there, and written to.
 fn begun() -> (Lab, Client) {
     let lab = Lab::new();
     lab.order(0, &["create", "db", "--size", &SIZE.to_string()]);
@@ -200,7 +201,7 @@ fn a_daemon_that_comes_after_one_that_was_killed_lends_it_again() {
     client.read(0, &mut data).expect("read");
     assert_eq!(data, [7; PIECE]);
     assert!(lend(&lab, 0, "other", None).is_err(), "it is still somebody's");
-    // The instance has gone while there was no daemon.
+    // The instance goes while there is no daemon.
     lab.kill(0);
     std::fs::remove_dir_all(lab.path(0, "disks")).expect("removed");
     lab.start(0, None);
@@ -239,7 +240,7 @@ fn who_connects_before_the_decision_is_served_after_it_and_only_by_the_copy_that
                 lab.kill(host);
                 lab.start(host, None);
             }
-            // Their connections have ended, and each connects anew.
+            // The connections have ended, and each client reconnects.
             for (host, asked) in [(0, &mut waiting), (1, &mut early)] {
                 assert!(asked.recv_timeout(PATIENCE).expect("it ends").is_err());
                 *asked = ask(connect(&lab, host).expect("it is welcome"));
@@ -255,7 +256,7 @@ fn who_connects_before_the_decision_is_served_after_it_and_only_by_the_copy_that
         for asked in [&early, &waiting] {
             is_silent(asked);
         }
-        // The late one of them twice: an agent that was killed does not know that it was heard.
+        // The later host twice: an agent that was killed does not know that its order was carried out.
         for host in [0, 1, 1] {
             settle(&lab, host, by, is_committed);
         }
@@ -272,7 +273,7 @@ fn who_connects_before_the_decision_is_served_after_it_and_only_by_the_copy_that
         assert!(status(1 - serves)["holder"].is_null() && !socket(&lab, 1 - serves).exists());
         let mut after = connect(&lab, serves).expect("it is there");
         after.write(0, &[1; PIECE], true).expect("it is served");
-        // Also by a daemon that comes after this one.
+        // A later daemon serves it, too.
         lab.kill(serves);
         lab.start(serves, None);
         let mut after = connect(&lab, serves).expect("it is there");
@@ -288,7 +289,7 @@ fn who_waits_for_a_session_that_is_over_is_not_served_by_the_next() {
     follow(&lab, 1);
     lend(&lab, 1, "vm", Some(1)).expect("it waits there");
     let early = ask(connect(&lab, 1).expect("it is welcome"));
-    // The source hears that it is over, and the destination not yet.
+    // The source learns that the session is over, and the destination not yet.
     settle(&lab, 0, 1, false);
     follow(&lab, 2);
     hold(&lab, 2).expect("it is held and promised");
@@ -316,7 +317,7 @@ fn who_has_it_on_a_socket_connects_anew_when_it_grows_and_hears_its_size_then() 
     let mut data = vec![0; PIECE];
     client.read(0, &mut data).expect("read");
     assert_eq!(data, [7; PIECE]);
-    // Nobody is sent away for a size that is known.
+    // A client that knows the size stays connected.
     lab.order(0, &["resize", "db", "--size", "8M"]);
     client.read(SIZE, &mut data).expect("it is served as before");
     assert_eq!(data, [5; PIECE]);

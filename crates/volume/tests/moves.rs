@@ -1,4 +1,4 @@
-//! Volumes move between two daemons while they are used, and everything fails.
+//! Volumes move between two daemons while they are used, with every kind of failure.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::tenant::{BLOCK, Tenant};
 use support::{Lab, NAMES, PATIENCE, until};
 use verbatim_volume::faults::{POINTS, Point};
 
-/// In MiB; the last chunk is shorter than the others.
+/// In bytes; the last chunk is shorter than the others.
 const SIZE: u64 = (12 << 20) + BLOCK as u64;
 
 fn tenant(lab: &Lab, volume: &str, seed: u64) -> Tenant {
@@ -27,7 +27,7 @@ fn tenant(lab: &Lab, volume: &str, seed: u64) -> Tenant {
     tenant
 }
 
-/// Some copy serves at last, and none is in doubt. Where.
+/// Waits until one copy serves, and no copy is in doubt. Returns its host.
 fn settled(lab: &Lab, volume: &str) -> usize {
     let mut host = 0;
     until("one copy serves", || {
@@ -58,7 +58,7 @@ fn a_volume_moves_there_and_back_and_only_the_difference_comes_back() {
     until("the tenant goes on there", || running.done() > before + 200);
     running.stop().check(&lab.data(1, "db"));
 
-    // Data that a fingerprint cannot make small.
+    // Data without a short form.
     let mut client = support::client::Client::connect(&lab.socket(1, "db")).expect("it is served");
     let mut noise = vec![0; 4 << 20];
     StdRng::seed_from_u64(1).fill(noise.as_mut_slice());
@@ -105,7 +105,8 @@ fn a_daemon_that_is_killed_at_any_step_loses_nothing() {
         lab.kill(victim);
         lab.start(victim, None);
         let host = settled(&lab, "db");
-        // A source that lives goes on by itself. One that was killed has given the attempt up, unless it was decided.
+        // A source that lives goes on by itself. A killed one has given the attempt up, unless it was
+        // decided.
         let status = moving.wait().expect("it ends");
         let host = if status.success() {
             settled(&lab, "db")
@@ -120,7 +121,7 @@ fn a_daemon_that_is_killed_at_any_step_loses_nothing() {
         );
         let before = running.done();
         until("the tenant goes on", || running.done() > before + 100);
-        // And it can be moved again, from wherever it is.
+        // The volume can be moved again, from any host.
         lab.order(host, &["migrate", "db", "--to", NAMES[1 - host]]);
         assert_eq!(settled(&lab, "db"), 1 - host);
         let before = running.done();
@@ -159,7 +160,7 @@ fn a_destination_that_is_silent_or_gone_does_not_stop_the_tenant() {
     until("it goes on", || {
         copied(&lab) > 3 << 20 || moving.try_wait().expect("ours").is_some()
     });
-    // And now it is gone, for a while.
+    // Now the destination is gone for a while.
     lab.kill(1);
     let before = running.done();
     until("the tenant goes on", || running.done() > before + 500);
@@ -197,7 +198,7 @@ fn a_move_can_be_cancelled_and_begun_again() {
         !lab.try_order(1, &["attach", "db"]).status.success(),
         "half a copy is not served"
     );
-    // The rest of an attempt can be removed, as soon as nobody fills it.
+    // The rest of an attempt can be removed, as soon as no host fills it.
     until("it is removed", || {
         lab.try_order(1, &["delete", "db"]).status.success()
     });
@@ -241,7 +242,7 @@ fn many_volumes_move_at_once() {
     }
 }
 
-/// A volume whose destination is asked, and then gone before it has committed, or afterwards.
+/// A volume whose destination was asked, and is gone before or after its commit.
 fn undecided(seed: u64, point: Point) -> (Lab, Tenant, Child) {
     let mut lab = Lab::without_daemons();
     lab.start(0, None);
@@ -272,11 +273,11 @@ fn an_operator_decides_for_a_destination_that_is_lost() {
     assert!(!moving.wait().expect("it ends").success(), "it has not moved");
     let before = running.done();
     until("the tenant goes on", || running.done() > before + 100);
-    // Whatever the destination has, when it is there after all, does not count.
+    // The destination's copy does not count when the host is back.
     lab.start(1, None);
     let (is_done, why) = resolve(&lab, &["--keep", "destination", "--force"]);
     assert!(!is_done && why.contains("does not wait"), "{why}");
-    // It is asked before, since it might have committed.
+    // The destination is asked first, since it might have committed.
     until("it moves", || {
         lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success()
     });
@@ -308,7 +309,7 @@ fn a_source_whose_destination_has_forgotten_the_volume_waits_for_an_operator() {
     lab.kill(0);
     lab.order(1, &["detach", "db"]);
     lab.order(1, &["delete", "db"]);
-    // Its tombstone is deleted, too.
+    // The tombstone is deleted, too.
     lab.order(1, &["delete", "db"]);
     lab.start(0, None);
     until("it is said", || {
@@ -350,7 +351,7 @@ fn a_destination_whose_disk_is_full_ends_the_move_and_not_the_tenant() {
     lab.kill(1);
 }
 
-/// Reads of what somebody else has written would be no blocks of a tenant's.
+/// A tenant with a volume of its own: data of other clients are not blocks of a tenant.
 fn tenant_of_the_rest(lab: &Lab) -> Tenant {
     lab.volume("other", &SIZE.to_string());
     tenant(lab, "other", 4)

@@ -1,4 +1,4 @@
-//! The copy at the destination goes where somebody has said: to a block device, or to a file that is not the daemon's.
+//! The copy at the destination goes to the chosen place: a block device, or a file other than the daemon's.
 
 mod support;
 
@@ -11,17 +11,17 @@ use support::{Lab, find, until};
 /// In bytes; the last chunk is shorter than the others.
 const SIZE: u64 = (12 << 20) + BLOCK as u64;
 
-/// What a disk has that was used before.
+/// Content of a used disk.
 const RUBBISH: u8 = 0xa5;
 
-/// A block device over a file; it goes with it.
+/// A block device over a file, removed on drop.
 struct Disk {
     file: PathBuf,
     device: String,
 }
 
 impl Disk {
-    /// Nothing, and why, where there is none to be had.
+    /// `None`, with the reason, if no device is available.
     fn new(file: PathBuf, bytes: u64) -> Option<Self> {
         let programs = ["losetup", "blockdev", "mkfs.ext4", "mount"];
         let is_there =
@@ -36,7 +36,7 @@ impl Disk {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        // What was written by way of the device may not have reached the file.
+        // Writes to the device may not have reached the file.
         run(Command::new("blockdev").args(["--flushbufs", &self.device]));
         std::fs::read(&self.file).expect("it is there")
     }
@@ -55,7 +55,7 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text").trim().to_owned()
 }
 
-/// What a command says that is refused.
+/// Runs a command that must be refused; returns its error.
 fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     let output = lab.try_order(host, args);
     assert!(!output.status.success(), "{args:?} is not refused");
@@ -88,7 +88,7 @@ fn a_volume_moves_to_a_block_device_and_back() {
     let said = refused(&lab, 1, &["create", "db", "--size", "1M"]);
     assert!(said.contains("expected from another host"), "{said}");
 
-    // The next daemon knows it, too.
+    // The next daemon knows the place, too.
     lab.kill(1);
     lab.start(1, None);
     let status = lab.status(1, "db").expect("it is listed");
@@ -107,7 +107,7 @@ fn a_volume_moves_to_a_block_device_and_back() {
     log.check(&data[..SIZE as usize]);
     assert!(data[SIZE as usize..] == rest, "it wrote behind the volume");
 
-    // There and back again, where nothing has changed.
+    // There and back again, without a change.
     lab.order(1, &["migrate", "db", "--to", "a"]);
     for (from, to) in [(0, "b"), (1, "a")] {
         let moved = lab.order(from, &["migrate", "db", "--to", to, "--json"]);
@@ -119,7 +119,7 @@ fn a_volume_moves_to_a_block_device_and_back() {
     let said = refused(&lab, 1, &["place", "db", "--data", &disk.device]);
     assert!(said.contains("there is a copy of db here"), "{said}");
 
-    // It grows as far as both disks reach.
+    // The volume grows as far as both disks reach.
     let size = (SIZE + (1 << 20)).to_string();
     lab.order(0, &["resize", "db", "--size", &size]);
     lab.order(0, &["migrate", "db", "--to", "b"]);
@@ -136,7 +136,7 @@ fn a_volume_moves_to_a_block_device_and_back() {
         SIZE + (1 << 20)
     );
 
-    // One whose device is not there is neither served nor taken for one that is only expected.
+    // A volume without its device is neither served nor taken for an expected one.
     lab.kill(1);
     let settings = lab.path(1, "state/db/settings.json");
     let text = std::fs::read_to_string(&settings).expect("it is there");
@@ -196,7 +196,7 @@ fn what_cannot_take_the_copy_is_refused_and_the_source_serves() {
         "it was written to"
     );
 
-    // Somebody else has it: the kernel, for a file system.
+    // The kernel has the device, for a file system.
     let mounted = tempfile::tempdir().expect("a folder");
     let bytes = SIZE as usize;
     let Some(disk) = Disk::new(lab.path(1, "disk"), bytes as u64) else {

@@ -1,4 +1,4 @@
-//! Volumes move between two daemons, their chunks by RDMA, and everything fails.
+//! Volumes move between two daemons, their chunks by RDMA, with every kind of failure.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::tenant::{BLOCK, Tenant};
 use support::{Lab, NAMES, until};
 use verbatim_volume::faults::{POINTS, Point, RDMA_POINTS};
 
-/// In bytes; the last chunk is shorter than the others, and no whole pages.
+/// In bytes; the last chunk is shorter than the others, and has no whole pages.
 const SIZE: u64 = (12 << 20) + BLOCK as u64 + 512;
 
 /// Not a test: an RNIC for the others.
@@ -56,7 +56,7 @@ fn moved(lab: &Lab, from: usize) -> Value {
     moved["copy"].clone()
 }
 
-/// Both copies are the same, byte by byte, and what the tenant was promised.
+/// Checks that both copies are equal, byte by byte, and keep the promises to the tenant.
 fn check(lab: &Lab, tenant: Tenant, host: usize, before: &[u8]) {
     let log = tenant.stop();
     let data = lab.data(host, "db");
@@ -160,7 +160,7 @@ fn side(point: Point) -> usize {
 fn killed_at(point: Point, seed: u64) {
     let mut lab = Lab::with_rnics();
     let victim = side(point);
-    // Whoever is to send again must have something to send again.
+    // A source that is killed before it sends again needs a damaged chunk.
     lab.damage = (point == Point::Again).then_some(3);
     for host in 0..2 {
         let name = format!("{point:?}");
@@ -190,7 +190,7 @@ fn a_daemon_that_is_killed_beside_rdma_loses_nothing() {
     }
 }
 
-/// `make volume-test`: all of them.
+/// `make volume-test`: all points.
 #[test]
 #[ignore = "the steps that RDMA has no part in"]
 fn a_daemon_that_is_killed_at_any_step_beside_rdma_loses_nothing() {

@@ -1,4 +1,4 @@
-//! A copy beside programs that take all processors, for as long as they get them.
+//! A copy beside programs that take all the processor time they get.
 
 mod support;
 
@@ -11,10 +11,10 @@ use support::{Lab, until};
 
 const SIZE: u64 = (4 << 20) + BLOCK as u64;
 
-/// How many spin for each processor. A thread with `nice` 19 gets the 274th part of one then.
+/// Spinning threads for each processor. Beside them a thread with `nice` 19 gets 1/274 of a processor.
 const SPINNING: usize = 4;
 
-/// Threads that do nothing, as fast as they can, until it is dropped.
+/// Threads that spin until they are dropped.
 struct Load {
     is_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

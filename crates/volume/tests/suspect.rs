@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// Size of the volume.
 const SIZE: u64 = 32 * MIB;
 
-/// Bytes written to it; the disk has room for fewer.
+/// Bytes written to the volume; the disk has room for fewer.
 const WRITTEN: u64 = 24 * MIB;
 const ROOM: &str = "12m";
 const MORE_ROOM: &str = "200m";
@@ -75,7 +75,7 @@ fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     String::from_utf8(output.stderr).expect("text")
 }
 
-/// What a host's daemon says that stands in the way of a move.
+/// The obstacle to a move that a host's daemon reports.
 fn obstacle(lab: &Lab, host: usize, to: &str) -> Option<String> {
     let order = Order::Check {
         name: "db".to_owned(),
@@ -87,7 +87,7 @@ fn obstacle(lab: &Lab, host: usize, to: &str) -> Option<String> {
     }
 }
 
-/// The second host has a thin disk for what comes.
+/// The second host has a thin disk for the arriving copy.
 fn with_thin_destination() -> Option<(Lab, Thin, Vec<u8>)> {
     if !can_have_devices() {
         return None;
@@ -166,7 +166,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     };
     let _pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);
     thin.room.resize(MORE_ROOM);
-    // Neither room nor another connection makes it sound again.
+    // Neither room nor another connection makes the copy sound again.
     for step in 0..2 {
         if step > 0 {
             lab.order(0, &["detach", "db"]);
@@ -190,7 +190,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     assert!(listed.contains("serving, suspect"), "{listed}");
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("--rescue"), "{said}");
-    // An agent asks so before the volume's instance is moved, and names what it hears (`verbatim check`).
+    // An agent asks this before it moves the volume's instance, and shows the answer (`verbatim check`).
     let said = obstacle(&lab, 0, "b").expect("something stands in the way");
     assert!(
         said.contains("has failed") && said.contains("--rescue") && said.contains("accept"),
@@ -209,7 +209,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     assert!(read(&mut client) == data, "not all of it was saved");
     client.flush().expect("flushed");
 
-    // On the way back all of it is written again, though the page cache there has the same.
+    // On the way back all data are written again, though the page cache there has the same.
     lab.order(1, &["migrate", "db", "--to", "a"]);
     assert!(!is_suspect(&lab, 0));
     thin.disk.forget();
@@ -239,7 +239,8 @@ fn a_volume_whose_flush_has_failed_is_not_written_by_the_next_daemon_either() {
     connect(&lab, 0).write(0, &[1; 512], true).expect("written");
 }
 
-/// A file system on a thin disk, on which files have their place. What it notes of itself has room, and what is written to them has none.
+/// A file system on a thin disk with allocated files. Its metadata have room, and writes to the files have
+/// none.
 struct Files {
     thin: Thin,
     mounted: PathBuf,
@@ -253,7 +254,7 @@ impl Files {
         let thin = Thin::new(lab.path(0, "thin"), 2 * SIZE, MORE_ROOM);
         let mounted = lab.path(0, "disk");
         std::fs::create_dir_all(&mounted).expect("a folder");
-        // A journal would need room, too.
+        // A journal would need room as well.
         run(Command::new("mkfs.ext4")
             .args(["-q", "-O", "^has_journal", "-E", "lazy_itable_init=0"])
             .arg(&thin.disk.device));
@@ -265,7 +266,7 @@ impl Files {
         self.mounted.join("db.img")
     }
 
-    /// From now on there is none.
+    /// From now on there is no room.
     fn fill(&self) {
         run(Command::new("sync").arg("--file-system").arg(&self.mounted));
         let stat = rustix::fs::statvfs(&self.thin.room.0).expect("a file system");
@@ -280,7 +281,7 @@ impl Drop for Files {
     }
 }
 
-/// The first host has the volume in a file, all of whose place is there.
+/// The first host has the volume in a fully allocated file.
 fn with_files(die_at: Option<&str>) -> Option<(Lab, Files)> {
     let mut lab = Lab::without_daemons();
     let files = Files::new(&lab)?;
@@ -310,7 +311,7 @@ fn a_daemon_that_is_killed_between_a_flush_that_failed_and_its_note_leaves_a_sus
     until("the daemon is ended", || lab.has_ended(0));
     lab.kill(0);
     files.thin.room.resize(MORE_ROOM);
-    // The kernel has told that process alone.
+    // The kernel has reported the failure to the dead process alone.
     lab.start(0, None);
     for step in 0..2 {
         assert!(is_suspect(&lab, 0), "step {step}: nobody knows\n{}", lab.logs());
@@ -336,7 +337,7 @@ fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
     let data = noise(4);
     let mut client = connect(&lab, 0);
     write(&mut client, &data).expect("written");
-    // As if it had been killed before that was dealt with.
+    // The note of a process that was killed before it handled the result.
     let note = lab.path(0, "run/volumes/db.flushing");
     client.flush().expect("flushed");
     let cut_off = |lab: &mut Lab| {

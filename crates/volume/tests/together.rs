@@ -1,4 +1,5 @@
-//! A volume that moves in a session of the agents, which is played here: both daemons obey, whichever is killed when.
+//! A volume that moves in a session of the agents, which the test plays: both daemons obey, after a kill at
+//! any step.
 
 mod support;
 
@@ -34,7 +35,7 @@ fn hold(lab: &Lab, by: u64) -> Result<(), String> {
     give(lab, 0, &Order::Hold { name, by })
 }
 
-/// Tells a host's daemon what became of the session, which may be another one by now.
+/// Tells a host's daemon the decision of the session. The daemon may be a later one by now.
 fn settle(lab: &mut Lab, host: usize, by: u64, is_committed: bool) {
     let order = Order::Settle {
         name: "db".to_owned(),
@@ -46,7 +47,7 @@ fn settle(lab: &mut Lab, host: usize, by: u64, is_committed: bool) {
         lab.start(host, None);
     }
     if give(lab, host, &order).is_err() {
-        // It was killed by the order.
+        // The daemon was killed by the order.
         lab.kill(host);
         lab.start(host, None);
         give(lab, host, &order).expect("it hears it now");
@@ -84,7 +85,7 @@ fn nobody_serves_until_the_session_is_decided_and_then_one_does() {
                     is_committed: true,
                 };
                 give(&lab, host, &order).expect("it has nothing to do with that");
-                // The one after it knows as much.
+                // A later daemon knows as much.
                 lab.kill(host);
                 lab.start(host, None);
             }
@@ -140,7 +141,7 @@ fn a_daemon_that_dies_at_any_step_does_what_the_session_did() {
         until("the tenant goes on", || running.done() > before + 100);
         running.stop().check(&lab.data(serves, "db"));
         if !is_committed {
-            // The next attempt is not in the way of what is left.
+            // The rest of the attempt is not in the way of the next one.
             follow(&lab, by + 1).expect("it is copied");
             hold(&lab, by + 1).expect("it is held");
             for host in [0, 1] {

@@ -1,4 +1,4 @@
-//! Daemons of the release before, which speak version 3: a move to one, and one from it.
+//! Daemons of the previous release, which speak version 3: a move to one, and one from it.
 
 mod support;
 
@@ -17,14 +17,14 @@ use verbatim_volume::wire::{self, Hello, OLDEST, Purpose, Rings, Tag, ToDestinat
 const MIB: usize = 1 << 20;
 const SIZE: usize = 8 * MIB;
 
-/// What the other host's daemon has, and has heard.
+/// State of the other host's daemon, and the messages to it.
 #[derive(Default)]
 struct Older {
     data: Vec<u8>,
-    /// Versions in which it was greeted.
+    /// Versions of the greetings.
     greetings: Vec<u32>,
     zeros: usize,
-    /// By which the chunks of a connection are answered.
+    /// The channel for answers to the chunks of a connection.
     answers: Option<tokio::sync::mpsc::UnboundedSender<ToSource>>,
     has_committed: bool,
     /// It has promised its copy to a session of the agents.
@@ -36,7 +36,7 @@ struct Older {
 
 type Shared = Arc<Mutex<Older>>;
 
-/// Carries it out as a daemon that knows no `Allocate`.
+/// Carries a message out like a daemon without `Allocate`.
 fn put(older: &Shared, message: ToDestination, data: &[u8]) {
     let mut older = older.lock().expect("nobody panics");
     let tag = match message {
@@ -71,7 +71,7 @@ async fn serve(older: Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin) -
     let (hello, _) = wire::receive::<Hello>(&mut stream).await?;
     older.lock().expect("nobody panics").greetings.push(hello.version);
     if hello.version != 3 {
-        // Word by word what that release says.
+        // The very words of that release.
         let why = format!("this daemon speaks version 3, not {}", hello.version);
         return wire::send(&mut stream, &ToSource::Refused(why)).await;
     }
@@ -150,7 +150,7 @@ fn older_daemon(lab: &Lab, runtime: &tokio::runtime::Runtime) -> Shared {
             let (stream, _) = listener.accept().await.expect("a connection");
             let (hosts, older) = (hosts.clone(), of.clone());
             tokio::spawn(async move {
-                // Whoever ends it, ends it.
+                // An error ends only this connection.
                 if let Ok(stream) = hosts.accept(stream).await {
                     let _ = serve(older, stream).await;
                 }
@@ -229,7 +229,7 @@ fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
     assert!(output.status.success(), "{output:?}\n{}", lab.logs());
     assert!(older.has_committed);
     assert_eq!(lab.role(0, "db"), "moved");
-    // It was greeted in the newest version first, and in its own from then on; each move asks anew.
+    // The first greeting has the newest version, and later ones the daemon's; each move starts over.
     assert_eq!(older.greetings.first(), Some(&VERSION));
     let later = &older.greetings[1..];
     assert!(
@@ -245,7 +245,7 @@ fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
 
 type Stream = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
 
-/// Greets the second host in that version.
+/// Greets the second host in this version.
 async fn greet(hosts: &Hosts, port: u16, version: u32, purpose: Purpose) -> Result<Stream, String> {
     let connected = hosts.connect("b", port).await;
     let mut stream = connected.map_err(|error| error.to_string())?;
@@ -286,7 +286,7 @@ async fn say(stream: &mut Stream, message: &ToDestination, data: &[u8]) -> Resul
     written.await.map_err(|error: std::io::Error| error.to_string())
 }
 
-/// Fills a volume at that host as a daemon of that version does, and asks it to commit.
+/// Fills a volume at this host like a daemon of this version, and asks it to commit.
 async fn fill(hosts: &Hosts, port: u16, version: u32) -> Result<Answer, String> {
     let offer = Purpose::Fill {
         length: SIZE as u64,

@@ -1,5 +1,5 @@
-//! A volume as the disk of an unmodified QEMU by vhost-user-blk: its guest, a program without an operating system (`crates/vm/guest`), has its pages
-//! written there, spoils them, and has them read back.
+//! A volume as the disk of an unmodified QEMU by vhost-user-blk. The guest, a program without an operating
+//! system (`crates/vm/guest`), writes its pages there, spoils them, and reads them back.
 
 mod support;
 
@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 
 use support::{Lab, find, until};
 
-/// Ends with it.
+/// A virtual machine, which ends on drop.
 struct Machine {
     qemu: Child,
     ticks: Arc<AtomicU64>,
@@ -25,7 +25,7 @@ impl Machine {
         let arguments = status["vhost_user"]["qemu"].as_str().expect("arguments");
         let arguments = arguments.replace("2G", "32M");
         let mut words: Vec<_> = arguments.split_whitespace().map(str::to_owned).collect();
-        // The guest's driver is of the legacy interface.
+        // The guest's driver uses the legacy interface.
         words.last_mut().expect("a device").push_str(",disable-modern=on");
         let mut qemu = Command::new("qemu-system-x86_64")
             .args([
@@ -72,7 +72,7 @@ impl Machine {
         self.ticks.load(Ordering::Relaxed)
     }
 
-    /// Many requests come and go.
+    /// Waits for many more requests.
     fn goes_on(&self, lab: &Lab) {
         let before = self.ticks();
         let end = std::time::Instant::now() + support::PATIENCE;
@@ -86,7 +86,7 @@ impl Machine {
         }
     }
 
-    /// What it has complained of, if of anything.
+    /// The guest's complaints, if any.
     fn end(mut self) -> String {
         self.qemu.kill().expect("it runs");
         self.qemu.wait().expect("it ends");
@@ -100,13 +100,13 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It may have been ended.
+        // The machine may have ended already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
 }
 
-/// The guest, or why there is none.
+/// The guest program; `None`, with the reason, if it cannot be built.
 fn guest(folder: &Path) -> Option<std::path::PathBuf> {
     if find("qemu-system-x86_64").is_none() {
         eprintln!("skipped: there is no qemu-system-x86_64");
@@ -139,14 +139,14 @@ fn a_guest_goes_on_while_its_daemon_is_killed_and_what_it_writes_is_doubled_in_a
         true
     );
 
-    // Requests that were under way are carried out by the next daemon, which QEMU connects to by itself.
+    // Requests in flight are carried out by the next daemon, to which QEMU reconnects by itself.
     for _ in 0..3 {
         lab.kill(0);
         lab.start(0, None);
         machine.goes_on(&lab);
     }
 
-    // The move takes longer than some ticks. What is written meanwhile goes to both disks.
+    // The move takes longer than some ticks. Writes meanwhile go to both disks.
     let mut moving = lab
         .command(0, &["migrate", "db", "--to", "b", "--max-bandwidth", "2"])
         .spawn()
@@ -162,7 +162,7 @@ fn a_guest_goes_on_while_its_daemon_is_killed_and_what_it_writes_is_doubled_in_a
         ("moved".into(), "serving".into())
     );
     let bad = machine.end();
-    // Requests that waited while it was decided failed; nothing that was read was wrong.
+    // Requests that waited for the decision may have failed; no read returned wrong data.
     assert!(bad.is_empty() || bad.contains("BAD disk"), "{bad}");
     assert!(lab.data(0, "db") == lab.data(1, "db"), "the copies differ");
     assert!(
@@ -194,7 +194,7 @@ fn one_machine_at_a_time_and_a_detach_ends_it() {
     let status = lab.status(0, "db").expect("it is there");
     assert!(status["vhost_user"].is_null(), "{status}");
     drop(first);
-    // The next one is served as the first was.
+    // The next machine is served like the first.
     lab.order(0, &["attach", "db", "--vhost-user"]);
     let third = Machine::start(&lab, &guest, "db");
     third.goes_on(&lab);

@@ -1,4 +1,5 @@
-//! Walks by seed through worlds that are tests of their crate: in pieces, on some threads, without what was walked with the same sources.
+//! Walks by seed through worlds that are tests of their crate: in pieces, on several threads, without seeds
+//! that were walked with the same sources.
 //!
 //! | variable of the environment | |
 //! | --- | --- |
@@ -6,8 +7,8 @@
 //! | `VERBATIM_WALKED` | a file beside `Cargo.toml` of seeds that were walked with these sources. They are left out, and each piece is added once it has ended well |
 //! | `VERBATIM_WALK_THREADS` | 2 |
 //!
-//! So a walk that was broken off goes on. The file is that of [`verbatim_simulation::walked`]. Worlds of one crate share it: they have one digest, that
-//! of all sources of the crate and its tests.
+//! A walk that was interrupted therefore goes on. The file is that of [`verbatim_simulation::walked`]. Worlds
+//! of one crate share it: they have one digest, over all sources of the crate and its tests.
 
 use std::env;
 use std::fs;
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use verbatim_simulation::walked::{self, Walked};
 
-/// After so many seeds a walk is noted.
+/// Number of seeds after which a walk is noted.
 const PIECE: u64 = 20_000;
 
 /// The crate that has the worlds.
@@ -55,7 +56,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// By `few` seeds, unless the environment has more.
+    /// A walk by the seeds `few`, unless the environment has others.
     pub fn new(of: Of, few: Range<u64>) -> Self {
         let seeds = match env::var(of.seeds()) {
             Ok(text) => walked::range(&text).unwrap_or_else(|error| panic!("{}: {error}", of.seeds())),
@@ -73,8 +74,8 @@ impl Walk {
         }
     }
 
-    /// Walks through the world of that name. Results of `walk` are put together by `add`. How many seeds were walked, and the result. `walk` panics
-    /// where something is wrong: then the piece is not noted.
+    /// Walks through the world of this name. `add` combines the results of `walk`. Returns the number of
+    /// seeds that were walked, and the result. `walk` panics at a violation: then the piece is not noted.
     pub fn through<T: Default + Send>(
         &self,
         world: &str,
@@ -142,7 +143,8 @@ impl Walk {
         Walked::read(&text, self.digest).unwrap_or_else(|error| panic!("{:?}: {error}", self.walked))
     }
 
-    /// Read again just before, and replaced in one piece: other worlds of the crate may be walked at the same time.
+    /// Notes a piece. The file is read again just before, and replaced atomically: other worlds of the crate
+    /// may be walked at the same time.
     fn note(&self, world: &str, piece: Range<u64>) {
         let Some(file) = &self.walked else {
             return;

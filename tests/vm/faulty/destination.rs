@@ -1,5 +1,6 @@
-//! The disk at the destination of a move fails: the move ends with the reason, the source serves, and what a failed attempt has left is believed
-//! by nobody. When the disk is repaired the next attempt makes it what the source has, byte by byte.
+//! The disk at the destination of a move fails: the move ends with the reason, the source serves, and the
+//! leftovers of the failed attempt are never trusted. After a repair the next attempt makes the disk equal to
+//! the source, byte by byte.
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
@@ -13,10 +14,10 @@ use crate::disks::{Ground, Mapped, Medium, all_fails, has_a_hole, whole, writes_
 use crate::hosts::{Hosts, LIMIT, VOLUME, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
 
-/// Of the volume.
+/// Size of the volume in bytes.
 pub const SIZE: u64 = 16 << 20;
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("destination::writes_fail", || {
         fails(writes_fail, When::Before, Next::Same)
@@ -31,16 +32,16 @@ pub const ALL: &[Case] = &[
     ("destination::read_only", read_only),
 ];
 
-/// Content that no other seed has.
+/// Content that differs for each seed.
 pub fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     let mut noise = vec![0; bytes as usize];
     StdRng::seed_from_u64(seed).fill(noise.as_mut_slice());
     noise
 }
 
-/// The volume is served by the first host, and goes to a disk of the second one's that works so far.
+/// The first host serves the volume, which is to move to a disk of the second host. The disk works so far.
 pub struct Story {
-    // In the order in which they go.
+    // Fields in the order of their drop.
     pub hosts: Hosts,
     cache: File,
     pub disk: Mapped,
@@ -68,7 +69,7 @@ impl Story {
         })
     }
 
-    /// The source goes on as if nothing had been.
+    /// The source still serves, and takes writes.
     pub fn source_serves(&mut self) -> anyhow::Result<()> {
         let hosts = &self.hosts;
         ensure!(hosts.role(0)? == "serving", "{}", hosts.logs());
@@ -80,10 +81,10 @@ impl Story {
         expect_same("the source", &read_all(&mut client)?, &self.data)
     }
 
-    /// With a disk that works.
+    /// Moves the volume to the disk, which works again. At least `must_be_written` bytes must be copied.
     pub fn ends_whole(self, must_be_written: u64) -> anyhow::Result<()> {
         let moved = self.hosts.migrate(0, 1, &[])?;
-        // The commit comes after a flush, so nothing has to be made durable now.
+        // The commit comes after a flush, so the test needs no flush of its own.
         expect_same("the medium after the commit", &self.medium.bytes()?, &self.data)?;
         self.hosts.expect_roles(["moved", "serving"])?;
         self.hosts.expect_suspect(1, false)?;
@@ -105,7 +106,7 @@ impl Story {
     }
 }
 
-/// The volume at the first host has that, durably.
+/// Creates the volume at the first host with durable content.
 pub fn fill(hosts: &Hosts, data: &[u8]) -> anyhow::Result<()> {
     hosts.order(0, &["create", VOLUME, "--size", &data.len().to_string()])?;
     hosts.order(0, &["attach", VOLUME])?;
@@ -115,7 +116,7 @@ pub fn fill(hosts: &Hosts, data: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A move, a part of which has come. The rest would take long.
+/// Starts a slow move, and waits until the destination has a part of the volume.
 pub fn part_of_it(hosts: &Hosts) -> anyhow::Result<Child> {
     let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "1"];
     let mut command = hosts.command(0, &slow);
@@ -130,11 +131,11 @@ pub fn part_of_it(hosts: &Hosts) -> anyhow::Result<Child> {
     Ok(moving)
 }
 
-/// When the disk fails.
+/// Time of the disk's failure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     Before,
-    /// When a part of the volume has come.
+    /// After a part of the volume has arrived.
     Midway,
 }
 
@@ -175,17 +176,17 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) 
         story.hosts.expect_suspect(1, true)?;
     }
     story.disk.load(&whole(&story.medium)?)?;
-    // The page cache there has much of what is asked for. None of it is compared.
+    // The page cache at the destination has much of the volume. None of it is trusted.
     story.ends_whole(SIZE)
 }
 
-/// A disk that has forgotten what it said it had, without an error: the page cache has it all, clean and up to date. The next attempt reads the
-/// disk, and nothing else.
+/// A disk that has lost acknowledged writes without an error: the page cache has them all, clean and up to
+/// date. The next attempt reads the disk, and nothing else.
 fn vanish() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     story.disk.load(&writes_vanish(&story.medium)?)?;
     let mut moving = part_of_it(&story.hosts)?;
-    // What has come is on the disk now, as far as anybody can tell.
+    // As far as anything reports, the blocks that have arrived are on the disk now.
     succeed(&mut Command::new("sync"))?;
     story.hosts.order(0, &["cancel", VOLUME])?;
     ensure!(!moving.wait()?.success(), "it has moved");
@@ -196,7 +197,7 @@ fn vanish() -> anyhow::Result<()> {
     story.ends_whole(SIZE)
 }
 
-/// A device that is read-only: nothing can be written, and nothing was.
+/// A read-only device: no write succeeds, and the device is unchanged.
 fn read_only() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     let device = story.disk.word().to_owned();

@@ -1,4 +1,5 @@
-//! Disks of device-mapper that fail on order, over loop devices over files in memory: a file is the medium, and is read past every cache above it.
+//! Disks of device-mapper that fail on demand, over loop devices over files in memory: a file is the medium,
+//! and is read past every cache above it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +11,7 @@ use anyhow::ensure;
 
 use crate::hosts::succeed;
 
-/// What device-mapper counts in.
+/// Bytes in a sector of device-mapper.
 pub const SECTOR: u64 = 512;
 
 /// A folder in memory, for media.
@@ -21,43 +22,43 @@ impl Ground {
         Ok(Self(tempfile::tempdir_in("/run")?))
     }
 
-    /// A path there.
+    /// A path in this folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 }
 
-/// A loop device over a file; it goes with it.
+/// A loop device over a file. The device is detached on drop.
 pub struct Medium {
     file: PathBuf,
     pub device: String,
 }
 
 impl Medium {
-    /// Of zeros.
+    /// A medium of zeros.
     pub fn new(file: PathBuf, bytes: u64) -> anyhow::Result<Self> {
         File::create(&file)?.set_len(bytes)?;
         Self::of(file)
     }
 
-    /// Over a file that is there.
+    /// A medium over an existing file.
     pub fn of(file: PathBuf) -> anyhow::Result<Self> {
         let device = succeed(Command::new("losetup").args(["--find", "--show"]).arg(&file))?;
         Ok(Self { file, device })
     }
 
-    /// All that it has.
+    /// Content of the whole medium.
     pub fn bytes(&self) -> anyhow::Result<Vec<u8>> {
         Ok(std::fs::read(&self.file)?)
     }
 
-    /// Makes it larger.
+    /// Grows the medium.
     pub fn grow(&self, bytes: u64) -> anyhow::Result<()> {
         File::options().write(true).open(&self.file)?.set_len(bytes)?;
         succeed(Command::new("losetup").args(["--set-capacity", &self.device])).map(drop)
     }
 
-    /// In sectors.
+    /// Size in sectors.
     pub fn sectors(&self) -> anyhow::Result<u64> {
         Ok(self.file.metadata()?.len() / SECTOR)
     }
@@ -65,24 +66,24 @@ impl Medium {
 
 impl Drop for Medium {
     fn drop(&mut self) {
-        // A device that is in use still goes when it is not.
+        // A device in use is detached when its last user closes it.
         let _ = succeed(Command::new("losetup").args(["--detach", &self.device]));
     }
 }
 
-/// `dmsetup`, without a udev that would answer it.
+/// Runs `dmsetup`, without udev, which would have to answer it.
 pub fn dmsetup(args: &[&str]) -> anyhow::Result<String> {
     succeed(Command::new("dmsetup").env("DM_DISABLE_UDEV", "1").args(args))
 }
 
-/// A device of device-mapper; it goes with it.
+/// A device of device-mapper. The device is removed on drop.
 pub struct Mapped {
     pub name: String,
     pub path: PathBuf,
 }
 
 impl Mapped {
-    /// With an identity of its own.
+    /// A device with a unique UUID.
     pub fn new(name: &str, table: &str) -> anyhow::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let uuid = format!(
@@ -93,7 +94,7 @@ impl Mapped {
         Self::with_uuid(name, &uuid, table)
     }
 
-    /// With that identity.
+    /// A device with a given UUID.
     pub fn with_uuid(name: &str, uuid: &str, table: &str) -> anyhow::Result<Self> {
         dmsetup(&["create", name, "--uuid", uuid, "--table", table])?;
         Ok(Self {
@@ -102,29 +103,29 @@ impl Mapped {
         })
     }
 
-    /// Another table, from now on. What is in the page cache stays there.
+    /// Replaces the table. The page cache stays as it is.
     pub fn load(&self, table: &str) -> anyhow::Result<()> {
         dmsetup(&["load", &self.name, "--table", table])?;
         self.suspend()?;
         self.resume()
     }
 
-    /// Whoever asks for something waits from now on.
+    /// Suspends the device: all requests wait from now on.
     pub fn suspend(&self) -> anyhow::Result<()> {
         dmsetup(&["suspend", "--nolockfs", &self.name]).map(drop)
     }
 
-    /// Goes on.
+    /// Resumes the device.
     pub fn resume(&self) -> anyhow::Result<()> {
         dmsetup(&["resume", &self.name]).map(drop)
     }
 
-    /// Its path, as a word of a command.
+    /// The device's path as a word of a command.
     pub fn word(&self) -> &str {
         self.path.to_str().unwrap_or_default()
     }
 
-    /// All that it has, past the page cache.
+    /// Content of the whole device, read past the page cache.
     pub fn bytes(&self) -> anyhow::Result<Vec<u8>> {
         let from = format!("if={}", self.word());
         let output = Command::new("dd")
@@ -138,12 +139,12 @@ impl Mapped {
         Ok(output.stdout)
     }
 
-    /// Has what is clean of it in the page cache dropped.
+    /// Drops the device's clean pages from the page cache.
     pub fn forget(&self) -> anyhow::Result<()> {
         succeed(Command::new("blockdev").args(["--flushbufs", self.word()])).map(drop)
     }
 
-    /// Keeps it open, so that its page cache outlives a daemon that closes it.
+    /// Keeps the device open, so that its page cache outlives a daemon that closes the device.
     pub fn keep_cache(&self) -> anyhow::Result<File> {
         let file = File::open(&self.path)?;
         file.read_at(&mut [0; 512], 0)?;
@@ -153,17 +154,17 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // Where nothing can be read any more it goes all the same.
+        // A device that cannot be read any more is removed all the same.
         let _ = dmsetup(&["resume", &self.name]);
         let _ = dmsetup(&["remove", "--retry", "--force", &self.name]);
     }
 }
 
-/// A file system that is mounted; unmounted with it.
+/// A mounted file system. It is unmounted on drop.
 pub struct Mounted(pub PathBuf);
 
 impl Mounted {
-    /// Of ext4, in a folder that is made.
+    /// Mounts an ext4 file system in a new folder.
     pub fn new(device: &str, at: PathBuf) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&at)?;
         succeed(Command::new("mount").args(["-t", "ext4", device]).arg(&at))?;
@@ -177,12 +178,12 @@ impl Drop for Mounted {
     }
 }
 
-/// A table with all of a medium, as it is.
+/// Table of a whole medium without faults.
 pub fn whole(medium: &Medium) -> anyhow::Result<String> {
     Ok(format!("0 {} linear {} 0", medium.sectors()?, medium.device))
 }
 
-/// Every write and flush fails; reads do not.
+/// Table in which every write and flush fails; reads succeed.
 pub fn writes_fail(medium: &Medium) -> anyhow::Result<String> {
     Ok(format!(
         "0 {} flakey {} 0 0 3600 1 error_writes",
@@ -191,7 +192,7 @@ pub fn writes_fail(medium: &Medium) -> anyhow::Result<String> {
     ))
 }
 
-/// Every write and flush is forgotten, and said to be done.
+/// Table in which every write and flush is dropped, and reported as done.
 pub fn writes_vanish(medium: &Medium) -> anyhow::Result<String> {
     Ok(format!(
         "0 {} flakey {} 0 0 3600 1 drop_writes",
@@ -200,12 +201,12 @@ pub fn writes_vanish(medium: &Medium) -> anyhow::Result<String> {
     ))
 }
 
-/// Nothing works.
+/// Table in which every request fails.
 pub fn all_fails(medium: &Medium) -> anyhow::Result<String> {
     Ok(format!("0 {} error", medium.sectors()?))
 }
 
-/// Half a MiB in the middle can be neither read nor written.
+/// Table in which half a MiB in the middle can be neither read nor written.
 pub fn has_a_hole(medium: &Medium) -> anyhow::Result<String> {
     let (sectors, device) = (medium.sectors()?, &medium.device);
     let (start, length) = (sectors / 2, 1024);

@@ -13,7 +13,7 @@ use verbatim_e2e::eventually;
 use crate::built;
 use crate::client::Client;
 
-/// How long anything may take.
+/// Limit of every wait.
 pub const LIMIT: Duration = Duration::from_secs(600);
 
 /// The hosts' names; a host is its index.
@@ -22,7 +22,7 @@ pub const NAMES: [&str; 2] = ["a", "b"];
 /// The volume of all cases.
 pub const VOLUME: &str = "db";
 
-/// Daemons end with it.
+/// The two hosts. Their daemons end on drop.
 pub struct Hosts {
     began: Instant,
     folder: tempfile::TempDir,
@@ -31,7 +31,7 @@ pub struct Hosts {
     daemons: [Option<Child>; 2],
 }
 
-/// Runs a program that must go well; its output.
+/// Runs a program that must succeed; returns its output.
 pub fn succeed(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     ensure!(output.status.success(), "{command:?}: {}", words(&output));
@@ -44,7 +44,7 @@ fn words(output: &Output) -> String {
 }
 
 impl Hosts {
-    /// Both run, with their state in memory.
+    /// Starts both daemons, with their state in memory.
     pub fn up() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir_in("/run")?;
         let states = NAMES.map(|name| folder.path().join(name).join("state"));
@@ -54,14 +54,14 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// None runs yet; their state folders are somebody else's.
+    /// Two hosts without a daemon yet; the caller provides their state folders.
     pub fn at(states: [PathBuf; 2]) -> anyhow::Result<Self> {
         Self::with_states(tempfile::tempdir_in("/run")?, states)
     }
 
     fn with_states(folder: tempfile::TempDir, states: [PathBuf; 2]) -> anyhow::Result<Self> {
         let program = built("verbatim")?;
-        // The same for all cases of a machine: a copy knows its other host by name, and keys take a while.
+        // Shared by all cases of a machine: a copy knows its other host by name, and keys take a while.
         let cluster = Path::new("/run/faulty-cluster");
         if !cluster.exists() {
             let addresses = ["a=127.0.0.11", "b=127.0.0.12"];
@@ -79,7 +79,7 @@ impl Hosts {
         })
     }
 
-    /// A path of the case's own.
+    /// A path in the case's own folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -88,11 +88,11 @@ impl Hosts {
         self.folder.path().join(NAMES[host]).join("run")
     }
 
-    /// Starts that host's daemon, and waits until it takes orders.
+    /// Starts a host's daemon, and waits until it takes commands.
     pub fn start(&mut self, host: usize) -> anyhow::Result<()> {
         ensure!(self.daemons[host].is_none(), "it runs already");
         let socket = self.runtime(host).join("volumes.sock");
-        // That of one that was killed would be taken for the new one's.
+        // The socket of a killed daemon would be taken for the new one's.
         let _ = std::fs::remove_file(&socket);
         let path = self.path(&format!("{}.log", NAMES[host]));
         let log = std::fs::File::options().append(true).create(true).open(path)?;
@@ -114,16 +114,16 @@ impl Hosts {
         .with_context(|| self.logs())
     }
 
-    /// Kills that host's daemon.
+    /// Kills a host's daemon.
     pub fn kill(&mut self, host: usize) {
         if let Some(mut child) = self.daemons[host].take() {
-            // It may have ended itself.
+            // The daemon may have ended by itself.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// A command, which is not started.
+    /// A command, not started yet.
     pub fn command(&self, host: usize, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -134,12 +134,12 @@ impl Hosts {
         command
     }
 
-    /// A command that must go well; its output.
+    /// Runs a command that must succeed; returns its output.
     pub fn order(&self, host: usize, args: &[&str]) -> anyhow::Result<String> {
         succeed(&mut self.command(host, args)).with_context(|| self.logs())
     }
 
-    /// The reason of a command that is refused.
+    /// Runs a command that must be refused; returns the reason.
     pub fn refused(&self, host: usize, args: &[&str]) -> anyhow::Result<String> {
         let output = self.command(host, args).output()?;
         ensure!(
@@ -152,7 +152,7 @@ impl Hosts {
         Ok(said)
     }
 
-    /// A volume as a host sees it.
+    /// Status of a volume on a host.
     pub fn status_of(&self, host: usize, volume: &str) -> anyhow::Result<Option<Value>> {
         let output = self.command(host, &["status", volume, "--json"]).output()?;
         if !output.status.success() {
@@ -161,13 +161,13 @@ impl Hosts {
         Ok(Some(serde_json::from_slice(&output.stdout)?))
     }
 
-    /// The volume of the case.
+    /// Status of the case's volume on a host.
     pub fn status(&self, host: usize) -> anyhow::Result<Value> {
         let status = self.status_of(host, VOLUME)?;
         status.with_context(|| format!("{} has no {VOLUME}\n{}", NAMES[host], self.logs()))
     }
 
-    /// What a copy is on a host.
+    /// Role of a host's copy.
     pub fn role(&self, host: usize) -> anyhow::Result<String> {
         let status = self.status_of(host, VOLUME)?;
         Ok(status.map_or("none".to_owned(), |status| {
@@ -175,14 +175,14 @@ impl Hosts {
         }))
     }
 
-    /// It must be that.
+    /// An error unless the copies have these roles.
     pub fn expect_roles(&self, roles: [&str; 2]) -> anyhow::Result<()> {
         let found = [self.role(0)?, self.role(1)?];
         ensure!(found == roles, "{found:?} is not {roles:?}\n{}", self.logs());
         Ok(())
     }
 
-    /// The host that serves, if nothing is in doubt any more. They never both do.
+    /// The host that serves, if neither copy is in doubt any more. An error if both serve.
     pub fn one_serves(&self) -> anyhow::Result<Option<usize>> {
         let roles = [self.role(0)?, self.role(1)?];
         let serving: Vec<usize> = (0..2).filter(|&host| roles[host] == "serving").collect();
@@ -192,7 +192,7 @@ impl Hosts {
         Ok(serving.first().copied().filter(|_| is_settled))
     }
 
-    /// It must be suspect, or must not.
+    /// An error unless the copy is suspect, or is not, as given.
     pub fn expect_suspect(&self, host: usize, is_suspect: bool) -> anyhow::Result<()> {
         let status = self.status(host)?;
         ensure!(
@@ -203,13 +203,13 @@ impl Hosts {
         Ok(())
     }
 
-    /// Moves the volume of the case; its figures.
+    /// Moves the case's volume; returns the move's figures.
     pub fn migrate(&self, from: usize, to: usize, more: &[&str]) -> anyhow::Result<Value> {
         let words = [&["migrate", VOLUME, "--json", "--to", NAMES[to]], more].concat();
         Ok(serde_json::from_str(&self.order(from, &words)?)?)
     }
 
-    /// A client of a volume that is served, or will be.
+    /// A client of a volume; waits until the volume is served.
     pub fn client_of(&self, host: usize, volume: &str) -> anyhow::Result<Client> {
         let socket = self.runtime(host).join("volumes").join(format!("{volume}.sock"));
         let connect = || Ok(Client::connect(&socket).ok());
@@ -218,7 +218,7 @@ impl Hosts {
         Ok(client)
     }
 
-    /// A client of the volume of the case, if it is served there now.
+    /// A client of the case's volume, if it is served there now.
     pub fn try_client(&self, host: usize) -> Option<Client> {
         let socket = self.runtime(host).join("volumes").join(format!("{VOLUME}.sock"));
         let mut client = Client::connect(&socket).ok()?;
@@ -226,12 +226,12 @@ impl Hosts {
         Some(client)
     }
 
-    /// A client of the volume of the case.
+    /// A client of the case's volume; waits until it is served.
     pub fn client(&self, host: usize) -> anyhow::Result<Client> {
         self.client_of(host, VOLUME)
     }
 
-    /// Where a copy without a place of its own has its data.
+    /// Content of a copy's data file, for a copy without a place of its own.
     pub fn data(&self, host: usize) -> anyhow::Result<Vec<u8>> {
         Ok(std::fs::read(self.states[host].join(VOLUME).join("data"))?)
     }
@@ -271,7 +271,7 @@ impl Drop for Hosts {
     }
 }
 
-/// All of a volume, by requests of a MiB.
+/// Reads a whole volume, by requests of 1 MiB.
 pub fn read_all(client: &mut Client) -> std::io::Result<Vec<u8>> {
     let mut data = vec![0; client.size as usize];
     for (offset, part) in (0..).step_by(1 << 20).zip(data.chunks_mut(1 << 20)) {
@@ -280,7 +280,7 @@ pub fn read_all(client: &mut Client) -> std::io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Writes from the beginning, by requests of a MiB.
+/// Writes from the beginning of a volume, by requests of 1 MiB.
 pub fn write_all(client: &mut Client, data: &[u8]) -> std::io::Result<()> {
     for (offset, part) in (0..).step_by(1 << 20).zip(data.chunks(1 << 20)) {
         client.write(offset, part, false)?;
@@ -288,7 +288,7 @@ pub fn write_all(client: &mut Client, data: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// It must fail with EIO.
+/// An error unless the request failed with EIO.
 pub fn expect_eio(what: &str, result: std::io::Result<()>) -> anyhow::Result<()> {
     let errno = result.as_ref().err().and_then(std::io::Error::raw_os_error);
     ensure!(
@@ -298,7 +298,7 @@ pub fn expect_eio(what: &str, result: std::io::Result<()>) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Two contents must be the same.
+/// An error unless both contents are the same.
 pub fn expect_same(what: &str, found: &[u8], wanted: &[u8]) -> anyhow::Result<()> {
     ensure!(
         found.len() == wanted.len(),

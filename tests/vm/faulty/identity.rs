@@ -1,4 +1,4 @@
-//! Devices that go, come again under another name, are late, or are others.
+//! Devices that vanish, return under another name, are late, or are replaced by others.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::disks::{Ground, Mapped, Medium, whole};
 use crate::hosts::{Hosts, LIMIT, VOLUME, expect_eio, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("identity::late_and_under_another_name", late),
     ("identity::another_device", another),
@@ -19,7 +19,7 @@ pub const ALL: &[Case] = &[
 
 const SIZE: u64 = 4 << 20;
 
-/// A name for a device, as udev keeps one in /dev/disk.
+/// A symbolic link to a device, like udev's in /dev/disk.
 struct Link(PathBuf);
 
 impl Link {
@@ -33,7 +33,7 @@ impl Link {
     }
 }
 
-/// The first host's volume is on the device that the link names; its content.
+/// Creates the first host's volume on the device of the link; returns its content.
 fn serve(hosts: &Hosts, link: &Link) -> anyhow::Result<Vec<u8>> {
     let size = SIZE.to_string();
     hosts.order(0, &["create", VOLUME, "--size", &size, "--data", link.word()])?;
@@ -45,7 +45,7 @@ fn serve(hosts: &Hosts, link: &Link) -> anyhow::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// It waits for its data, for that reason.
+/// An error unless the copy waits for its data, for the given reason.
 fn waits(hosts: &Hosts, reason: &str) -> anyhow::Result<()> {
     let status = hosts.status(0)?;
     let why = status["waits"].as_str().unwrap_or_default();
@@ -56,7 +56,7 @@ fn waits(hosts: &Hosts, reason: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A device that is missing when the daemon starts, and comes by another name and another number.
+/// A device that is missing when the daemon starts, and appears later under another name and another number.
 fn late() -> anyhow::Result<()> {
     let ground = Ground::new()?;
     let medium = Medium::new(ground.path("medium"), SIZE)?;
@@ -72,7 +72,7 @@ fn late() -> anyhow::Result<()> {
     hosts.start(0)?;
     waits(&hosts, "are missing")?;
     ensure!(!link.0.exists(), "something was put in its place");
-    // Another device takes the number that it had.
+    // Another device takes the old number.
     let _between = Mapped::new("between", &whole(&between_medium)?)?;
     let again = Mapped::with_uuid("again", "FAULTY-late", &whole(&medium)?)?;
     link.to(&again.path)?;
@@ -83,12 +83,13 @@ fn late() -> anyhow::Result<()> {
         between_medium.bytes()?.iter().all(|&byte| byte == 0),
         "the other device was written to"
     );
-    // Before its disks.
+    // Dropped before the disks.
     drop(hosts);
     Ok(())
 }
 
-/// Another device is where the volume's was: it is neither served nor touched, and the right one is served again by itself.
+/// Another device takes the place of the volume's: it is neither served nor touched, and the right device is
+/// served again without a command.
 fn another() -> anyhow::Result<()> {
     let ground = Ground::new()?;
     let medium = Medium::new(ground.path("medium"), SIZE)?;
@@ -114,7 +115,7 @@ fn another() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The SCSI disk that is there now.
+/// The present SCSI disk.
 fn disk() -> anyhow::Result<Option<PathBuf>> {
     for entry in std::fs::read_dir("/sys/block")? {
         let entry = entry?;
@@ -127,7 +128,7 @@ fn disk() -> anyhow::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// A disk is pulled out while it serves, and comes back by another name.
+/// A disk is pulled out while it serves, and returns under another name.
 fn scsi() -> anyhow::Result<()> {
     let mut hosts = Hosts::up()?;
     succeed(std::process::Command::new("modprobe").args(["scsi_debug", "dev_size_mb=8", "sector_size=512"]))?;
@@ -138,13 +139,13 @@ fn scsi() -> anyhow::Result<()> {
     let name = first.file_name().context("a name")?.to_owned();
     std::fs::write(Path::new("/sys/block").join(&name).join("device/delete"), "1")?;
     let mut client = hosts.client(0)?;
-    // The page cache may take it.
+    // The page cache may take the write.
     let _ = client.write(0, &[9; 4096], false);
     expect_eio("a flush", client.flush())?;
     expect_eio("a write", client.write(0, &[9; 4096], false))?;
     hosts.expect_suspect(0, true)?;
     ensure!(hosts.role(0)? == "serving", "{}", hosts.logs());
-    // What nobody has written since is in the page cache, or cannot be had; it is never something else.
+    // Older blocks are read from the page cache, or fail; they are never wrong.
     let mut rest = vec![0; 4096];
     if client.read(SIZE / 2, &mut rest).is_ok() {
         expect_same("the rest", &rest, &data[SIZE as usize / 2..][..4096])?;

@@ -1,4 +1,4 @@
-//! The part within a machine: one case, or a step of a case that is told from outside.
+//! The part within a machine: one case, or a step of a case that runs outside.
 
 use anyhow::{Context, bail};
 
@@ -7,7 +7,7 @@ use crate::{destination, identity, log, power, serving, slow, state, thin};
 /// A case and its name.
 pub type Case = (&'static str, fn() -> anyhow::Result<()>);
 
-/// All that run in one machine.
+/// All cases that run in one machine.
 pub const CASES: &[&[Case]] = &[
     destination::ALL,
     serving::ALL,
@@ -18,7 +18,7 @@ pub const CASES: &[&[Case]] = &[
     log::ALL,
 ];
 
-/// Runs what the command line says.
+/// Runs the case or step that the command line names.
 pub fn tell(words: &[String]) -> anyhow::Result<()> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let (&name, rest) = words.split_first().context("a case is lacking")?;

@@ -1,5 +1,5 @@
-//! Both hosts lose power at the same moment, at each moment at which their disk has made something durable: dm-log-writes has recorded a move, and
-//! each prefix of the log is a disk that the hosts start from again.
+//! Both hosts lose power at the same moment, for each moment at which their disk has made a write durable:
+//! dm-log-writes has recorded a move, and each prefix of the log is a disk from which the hosts start again.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,25 +14,25 @@ use crate::inside::Case;
 use crate::replay::{Entry, Log};
 use crate::rounds::{BLOCK, Rounds};
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("log::each_flush_of_a_device", device),
     ("log::each_power_failure_of_a_move", moving),
 ];
 
-/// How many power failures of a move are tried; all if it is 0.
+/// Limit of power failures of a move that are tried; 0: all.
 const CUTS_VARIABLE: &str = "VERBATIM_FAULTY_CUTS";
 const CUTS: usize = 30;
 
 const ROUNDS: Rounds = Rounds { blocks: 256, seed: 1 };
 
-/// The disk with both hosts' folders, and the log.
+/// Size of the disk with both hosts' folders, and of the log.
 const DISK: u64 = 40 << 20;
 const LOG: u64 = 160 << 20;
 
-/// A disk all of whose writes are recorded.
+/// A disk with a record of all its writes.
 struct Recorded {
-    // In the order in which they go.
+    // Fields in the order of their drop.
     disk: Mapped,
     below: Medium,
     log: Medium,
@@ -58,22 +58,23 @@ impl Recorded {
         dmsetup(&["message", "recorded", "0", "mark", text]).map(drop)
     }
 
-    /// The log, when nothing is written any more.
+    /// Ends the record; returns the log.
     fn log(self) -> anyhow::Result<Vec<u8>> {
         let Self { disk, below, log } = self;
-        // It writes the rest when it goes.
+        // The device writes the rest of the log when it is removed.
         drop(disk);
         drop(below);
         log.bytes()
     }
 }
 
-/// The round that a mark says.
+/// Number of the round in a mark.
 fn round(mark: &str) -> Option<u64> {
     mark.strip_prefix("round-")?.parse().ok()
 }
 
-/// A volume on a device: at each flush of the disk there is what was promised by then, and at each mark what it says.
+/// A volume on a device: after each flush of the disk, the disk has all that was acknowledged by then; at
+/// each mark, all of the marked round.
 fn device() -> anyhow::Result<()> {
     let ground = Ground::new()?;
     let bytes = ROUNDS.blocks * BLOCK as u64;
@@ -103,14 +104,14 @@ fn device() -> anyhow::Result<()> {
         }
         if entry.is_cut() || entry.mark.is_some() {
             cuts += 1;
-            // The next round may be durable before it is acknowledged; none after it is begun.
+            // The next round may be durable before it is acknowledged; no round after it has begun.
             let checked = ROUNDS.check(&disk, acknowledged, acknowledged + 1);
             checked.with_context(|| format!("after entry {number}, {entry:?}"))?;
         }
     }
     ensure!(acknowledged == rounds, "the log ends after round {acknowledged}");
     eprintln!("{cuts} power failures, {} entries", log.entries.len());
-    // A disk that has left out its last write is found out.
+    // Counter-check: a disk without its last write is detected.
     let last = log
         .entries
         .iter()
@@ -127,12 +128,13 @@ fn device() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folders of both hosts on one disk.
+/// State folders of both hosts on one disk.
 fn states(mounted: &Mounted) -> [PathBuf; 2] {
     NAMES.map(|name| mounted.0.join(name))
 }
 
-/// Works in rounds, wherever the volume is served, until it is told to end; each is marked in the log when it is acknowledged.
+/// Works in rounds, on the host that serves the volume, until `is_over`; each round is marked in the log when
+/// it is acknowledged.
 fn tenant(hosts: &Hosts, recorded: &Recorded, done: &AtomicU64, is_over: &AtomicBool) -> anyhow::Result<()> {
     let mut client = None;
     let mut round = 1;
@@ -144,7 +146,7 @@ fn tenant(hosts: &Hosts, recorded: &Recorded, done: &AtomicU64, is_over: &Atomic
             })?),
         };
         if ROUNDS.carry_out(connected, round).is_err() {
-            // It is carried out again where the volume is now.
+            // The round is repeated on the host that serves now.
             client = None;
             continue;
         }
@@ -155,7 +157,7 @@ fn tenant(hosts: &Hosts, recorded: &Recorded, done: &AtomicU64, is_over: &Atomic
     Ok(())
 }
 
-/// Records a move; the disk before it, and the log.
+/// Records a move; returns the disk from before it, and the log.
 fn record(ground: &Ground) -> anyhow::Result<(Vec<u8>, Vec<u8>)> {
     let below = Medium::new(ground.path("disk"), DISK)?;
     succeed(Command::new("mkfs.ext4").args(["-q", &below.device]))?;
@@ -205,7 +207,7 @@ fn moving() -> anyhow::Result<()> {
         position.with_context(|| format!("no mark {text}"))
     };
     let (begins, moved) = (at("begins")?, at("moved")?);
-    // All within the move, and a few beside it; fewer if there are too many.
+    // All cuts within the move, and a few around it; fewer if there are too many.
     let cuts: Vec<usize> = (begins.saturating_sub(8)..log.entries.len().min(moved + 8))
         .filter(|&number| log.entries[number].is_cut())
         .collect();
@@ -249,19 +251,21 @@ fn moving() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What somebody had heard before the power failed.
+/// Acknowledgements from before the power failure.
 #[derive(Default)]
 struct Known {
     acknowledged: u64,
     has_moved: bool,
 }
 
-/// Both hosts start again from that disk: one of them serves at last, never both, and it has what was acknowledged.
+/// Both hosts start again from the disk: one of them serves in the end, never both, and has all acknowledged
+/// rounds.
 fn power_fails(ground: &Ground, disk: &[u8], known: &Known) -> anyhow::Result<usize> {
     let file = ground.path("after");
     std::fs::write(&file, disk)?;
     let medium = Medium::of(file)?;
-    // The whole of it is a table, so that the loop device is not what is mounted: it goes in any case.
+    // A table over the whole medium, so that the loop device itself is not mounted and is detached in any
+    // case.
     let mapped = Mapped::new("after", &whole(&medium)?)?;
     let mounted = Mounted::new(mapped.word(), ground.path("mounted"))?;
     let mut hosts = Hosts::at(states(&mounted))?;

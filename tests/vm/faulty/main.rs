@@ -1,8 +1,10 @@
-//! Volumes on disks that really fail: device-mapper's flakey, error, delay, log-writes and thin pools, SCSI disks that go, nbdkit's filters, and
-//! machines that lose power. Each case shows a promise of docs/disk-failures.md.
+//! Volumes on disks that really fail: device-mapper's flakey, error, delay, log-writes and thin pools, SCSI
+//! disks that vanish, nbdkit's filters, and machines that lose power. Each case shows a promise of
+//! docs/disk-failures.md.
 //!
-//! Most cases run in one machine, which has two daemons (`--inside`, [`inside`]); [`power`] kills machines. `make faulty-test` runs what has not
-//! passed on this build yet; plain `cargo test` only lists the cases.
+//! Most cases run in one machine, which has two daemons (`--inside`, [`inside`]); [`power`] kills machines.
+//! `make faulty-test` runs the cases that have not passed on this build yet; plain `cargo test` only lists
+//! the cases.
 
 #[path = "../../../crates/volume/tests/support/client.rs"]
 #[allow(dead_code, reason = "each test file uses a part of it")]
@@ -34,25 +36,27 @@ use power::Power;
 use results::Results;
 use verbatim_testbed::{Command, Network, Vm, VmConfig};
 
-/// The first argument of the part within a machine.
+/// First argument of the part within a machine.
 const INSIDE: &str = "--inside";
 
-/// How long a case in the machine may take: emulated processors are slow, and slower beside builds.
+/// Limit for a case in the machine: emulated processors are slow, and slower beside builds.
 const CASE_LIMIT: Duration = Duration::from_secs(1800);
 
-/// Everything of ours that a case runs.
+/// Our own programs that a case runs.
 const PARTS: &[&str] = &["verbatim", "verbatim-volume-with-faults"];
 
-/// What daemons encrypt with: without it an emulated processor takes so long that each copy seems to have lost its destination.
+/// Processor features for TLS: without them an emulated processor encrypts so slowly that each copy seems to
+/// have lost its destination.
 const FOR_TLS: &str = ",+aes,+pclmulqdq";
 
-/// The kernel changes its own code while it runs, which several emulated processors take badly at times (docs/testbed.md): it panics.
+/// One processor: the kernel changes its own code while it runs, which sometimes fails with several emulated
+/// processors (docs/testbed.md), and the kernel panics.
 const CPUS: u32 = 1;
 
-/// Modules of the kernel that the cases need.
+/// Loads the kernel modules that the cases need.
 const MODULES: &str = "for module in loop dm-mod dm-flakey dm-log-writes dm-delay dm-thin-pool nbd sd_mod ext4 fuse; do modprobe $module; done";
 
-/// What `make build` has made, in the folder of what was built with this program.
+/// A program of `make build`, from the build folder of this test program.
 fn built(name: &str) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folder = own.parent().and_then(Path::parent);
@@ -61,7 +65,7 @@ fn built(name: &str) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{} is missing: run `make build`", path.display()))
 }
 
-/// What cases share: each machine is booted by the first case that wants it.
+/// Machines that the cases share; each is booted by the first case that needs it.
 #[derive(Default)]
 struct Shared {
     machine: Option<Vm>,
@@ -83,7 +87,7 @@ fn main() -> ExitCode {
         };
     }
     let mut arguments = Arguments::from_args();
-    // The cases share machines, and the thread that boots machines must live as long as they do.
+    // The cases share machines, and the thread that boots a machine must live as long as the machine.
     arguments.test_threads = Some(1);
     let shared = Arc::new(Mutex::new(Shared::default()));
     let trial = |name: String, body: Body| {
@@ -91,7 +95,7 @@ fn main() -> ExitCode {
         let run = move || {
             let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
             once(&test, || body(&mut shared)).map_err(|error| {
-                // At once, too: the others take long.
+                // Printed at once, too: the other cases take long.
                 eprintln!("{test}: {error:#}");
                 Failed::from(format!("{error:#}"))
             })
@@ -116,7 +120,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Runs what has not passed on this build yet.
+/// Runs a case unless it has passed on this build.
 fn once(test: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Completion> {
     let results = Results::open("faulty-results", PARTS)?;
     if results.has(test) {
@@ -127,7 +131,8 @@ fn once(test: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<
     Ok(Completion::Completed)
 }
 
-/// Runs a case in the machine that they share. After one that has failed, which may have left something, the next one gets another machine.
+/// Runs a case in the shared machine. After a failure, which may have left something behind, the next case
+/// gets another machine.
 fn in_machine(shared: &mut Shared, case: &str) -> anyhow::Result<()> {
     let vm = match shared.machine.take() {
         Some(vm) => vm,
@@ -157,7 +162,7 @@ fn boot() -> anyhow::Result<Vm> {
     Ok(vm)
 }
 
-/// For the message of a case that has failed.
+/// Last lines of the machine's console, for the message of a failed case.
 fn kernel_says(vm: &Vm) -> String {
     let bytes = std::fs::read(vm.record().console()).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes).into_owned();
@@ -165,7 +170,7 @@ fn kernel_says(vm: &Vm) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// What a command has written.
+/// Output of a command.
 fn words(ended: &verbatim_testbed::Ended) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}", text(&ended.stdout), text(&ended.stderr))

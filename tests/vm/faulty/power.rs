@@ -1,6 +1,8 @@
-//! Power failures of one host at each step of a move. The host is a machine, whose disk is nbdkit's with a volatile cache (its filter `cache`, in
-//! which a write stays until a flush): killing nbdkit loses what was not flushed, and killing QEMU right after it loses the memory, page cache
-//! included. QEMU comes second, since it would flush its disk when it ends. The other host is a daemon on this machine, and goes on.
+//! Power failures of one host at each step of a move. The host is a machine with a disk of nbdkit that has a
+//! volatile cache (nbdkit's filter `cache`, in which a write stays until a flush): killing nbdkit loses all
+//! writes that were not flushed, and killing QEMU right after it loses the memory, page cache included. QEMU
+//! comes second, since it would flush its disk when it ends. The other host is a daemon on this machine, and
+//! keeps running.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -24,24 +26,24 @@ use crate::hosts::{LIMIT, read_all, succeed};
 use crate::rounds::{BLOCK, Rounds};
 use crate::{CPUS, FOR_TLS, INSIDE, built, words};
 
-/// The first words of the parts in a machine.
+/// First words of the parts in a machine.
 pub const TENANT: &str = "tenant";
 pub const VERIFY: &str = "verify";
 
-/// The hosts: the machine, whose power fails, and the one that goes on.
+/// The hosts: the machine that loses power, and the host that keeps running.
 const HOSTS: [(&str, &str); 2] = [("vm", "10.81.0.1"), ("out", "10.81.0.2")];
 
-/// Of the machine's disk, and of each volume in blocks.
+/// Size of the machine's disk in bytes, and of each volume in blocks.
 const DISK: u64 = 256 << 20;
 const BLOCKS: u64 = 96;
 
-/// Before the power fails.
+/// Rounds before the power failure.
 const ROUNDS: u64 = 5;
 
-/// Between two rounds.
+/// Pause between two rounds.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A step of a move, by the name that the daemon has for it, and the host whose power fails there.
+/// A step of a move, by the daemon's name of it, at which a host loses power.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
     Offering,
@@ -59,7 +61,7 @@ pub enum Point {
     Committed,
 }
 
-/// All of them.
+/// All points.
 pub fn cases() -> [Point; 13] {
     use Point::*;
     [
@@ -69,13 +71,13 @@ pub fn cases() -> [Point; 13] {
 }
 
 impl Point {
-    /// The source passes it, or the destination.
+    /// Whether the point is one of the source, and not of the destination.
     fn is_the_sources(self) -> bool {
         use Point::*;
         !matches!(self, Prepared | Written | Question | Committing | Committed)
     }
 
-    /// Where it serves at last, if that is certain by then.
+    /// The side that serves in the end, if that is certain at this point.
     fn outcome(self) -> Option<Side> {
         use Point::*;
         match self {
@@ -92,19 +94,20 @@ enum Side {
     Destination,
 }
 
-/// A host, as an index.
+/// Indexes of the hosts.
 const VM: usize = 0;
 const OUT: usize = 1;
 
-/// Both hosts.
+/// Both hosts, and the machine's disk.
 pub struct Power {
-    // In the order in which they go.
+    // Fields in the order of their drop.
     vm: Option<Vm>,
     disk: Option<Child>,
     out: Child,
     network: Network,
     folder: tempfile::TempDir,
-    /// In memory: this machine's disk may be busy with other things, and a move does not wait for a slow one.
+    /// Folder of the disk, in memory: this machine's disk may be busy, and a move does not wait for a slow
+    /// one.
     media: tempfile::TempDir,
     seed: u64,
 }
@@ -117,21 +120,21 @@ impl Drop for Power {
     }
 }
 
-/// A case: the power fails when the host passes that point.
+/// Runs a case: the machine loses power when the host passes the point.
 pub fn run(slot: &mut Option<Power>, point: Point) -> anyhow::Result<()> {
     let mut power = match slot.take() {
         Some(power) => power,
         None => Power::up()?,
     };
     power.step(point).with_context(|| power.log())?;
-    // After one that has failed the next has others.
+    // After a failed case the next one gets other hosts.
     *slot = Some(power);
     Ok(())
 }
 
 impl Power {
     fn up() -> anyhow::Result<Self> {
-        // Machines have a /run of their own, and see everything else.
+        // Machines have their own /run, and share all other folders of this machine.
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let media = tempfile::tempdir_in("/dev/shm")?;
         let hosts = HOSTS.map(|(name, address)| format!("{name}={address}"));
@@ -199,10 +202,10 @@ impl Power {
             .arg("file")
             .arg(self.media.path().join("disk"))
             .arg("cache=writeback")
-            // Where its cache is, in a file without a name.
+            // Folder of the filter's cache, a file without a name.
             .env("TMPDIR", self.media.path())
             .stdin(Stdio::null())
-            // It tells of the connection that only looks whether it listens.
+            // nbdkit would report the connection that only checks whether it listens.
             .stderr(Stdio::null())
             .spawn()
             .context("nbdkit")?;
@@ -230,7 +233,7 @@ impl Power {
         .map(drop)
     }
 
-    /// The power fails.
+    /// Cuts the machine's power.
     fn cut(&mut self) {
         if let Some(mut disk) = self.disk.take() {
             let _ = disk.kill();
@@ -239,7 +242,8 @@ impl Power {
         self.vm = None;
     }
 
-    /// What was not flushed is lost by it, though the disk had it, and what was flushed is not.
+    /// Checks the cut: a write that was not flushed is lost, though the disk had it, and a flushed write is
+    /// not.
     fn is_a_real_failure(&mut self) -> anyhow::Result<()> {
         let write = "dd if=/dev/zero bs=4096 count=16 status=none | tr '\\0'";
         self.shell(&format!(
@@ -260,7 +264,7 @@ impl Power {
         Ok(self.vm.as_ref().context("it is off")?.record().clone())
     }
 
-    /// Runs a script in the machine; its output.
+    /// Runs a script in the machine; returns its output.
     fn shell(&self, script: &str) -> anyhow::Result<String> {
         let ended = Session::open(&self.record()?)?.collect(&InMachine::new(["sh", "-ec", script]), LIMIT)?;
         ensure!(
@@ -272,7 +276,7 @@ impl Power {
         Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
     }
 
-    /// Starts the machine's daemon, which ends itself at that point. The power fails with it then.
+    /// Starts the machine's daemon, which ends itself at the given point. The power is cut at that moment.
     fn start(&self, point: Option<Point>) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
         let program = built("verbatim-volume-with-faults")?;
         let script = format!(
@@ -290,7 +294,7 @@ impl Power {
         let running = std::thread::spawn(move || -> anyhow::Result<()> {
             Session::open(&record)?.run(&command, None, |_| Ok(()))?;
             if point.is_some() {
-                // Before anything else can be flushed.
+                // Killed at once, before anything else can be flushed.
                 kill_process(disk, Signal::KILL)?;
             }
             Ok(())
@@ -302,7 +306,7 @@ impl Power {
         Ok(running)
     }
 
-    /// A command about volumes on a host, in JSON.
+    /// Runs a volume command on a host; returns its JSON.
     fn order(&self, host: usize, args: &[&str]) -> anyhow::Result<Value> {
         let text = match host {
             VM => self.shell(&format!(
@@ -382,7 +386,8 @@ impl Power {
         daemon.join().expect("it does not panic")
     }
 
-    /// The host that serves it, if nothing is in doubt any more. No volume may be served twice.
+    /// The host that serves the volume, if neither copy is in doubt any more. An error if a volume is served
+    /// twice.
     fn one_serves(&self, volume: &str) -> anyhow::Result<Option<usize>> {
         let lists = [self.order(VM, &["list"])?, self.order(OUT, &["list"])?];
         let role = |host: usize, name: &str| {
@@ -418,7 +423,7 @@ impl Power {
         self.shell(&script).map(drop)
     }
 
-    /// What daemons have said.
+    /// Logs of both daemons.
     fn log(&self) -> String {
         let out = std::fs::read_to_string(self.folder.path().join("out.log")).unwrap_or_default();
         let vm = self.shell("cat /run/daemon.log");
@@ -427,7 +432,7 @@ impl Power {
     }
 }
 
-/// The tenant of a volume, until its connection ends.
+/// A tenant of a volume, until its connection ends.
 struct Working {
     thread: JoinHandle<()>,
     acknowledged: Arc<AtomicU64>,
@@ -441,7 +446,7 @@ impl Working {
         let (done, ends) = (acknowledged.clone(), is_over.clone());
         let thread = if host == OUT {
             std::thread::spawn(move || {
-                // It ends with the connection.
+                // The error is that of the connection's end.
                 let _ = work(&socket, seed, |round| {
                     done.store(round, Ordering::Relaxed);
                     !ends.load(Ordering::Relaxed)
@@ -454,7 +459,7 @@ impl Working {
             let record = power.record()?;
             std::thread::spawn(move || {
                 let mut said = String::new();
-                // It ends with the machine.
+                // The error is that of the machine's end.
                 let _ = Session::open(&record).and_then(|session| {
                     session.run(&command, None, |piece| {
                         if let Output::Stdout(bytes) = piece {
@@ -484,7 +489,7 @@ impl Working {
         })
     }
 
-    /// The last round that was acknowledged to it.
+    /// Ends the tenant; returns its last acknowledged round.
     fn end(self) -> anyhow::Result<u64> {
         self.is_over.store(true, Ordering::Relaxed);
         self.thread.join().expect("it does not panic");
@@ -492,7 +497,7 @@ impl Working {
     }
 }
 
-/// A move that somebody has ordered, which need not end well.
+/// A requested move, which need not succeed.
 enum Moving {
     Outside(Child),
     Inside(JoinHandle<anyhow::Result<()>>),
@@ -522,7 +527,7 @@ impl Moving {
         })))
     }
 
-    /// An error if it has ended, and the power has not failed.
+    /// An error if the move has ended although the power has not failed.
     fn is_going_on(&mut self) -> anyhow::Result<()> {
         if let Self::Outside(child) = self
             && let Some(status) = child.try_wait()?
@@ -535,7 +540,7 @@ impl Moving {
         Ok(())
     }
 
-    /// Waits for its end. A source that lives goes on by itself.
+    /// Waits for the move's end. A source that survives continues on its own.
     fn end(self) {
         match self {
             Self::Outside(mut child) => drop(child.wait()),
@@ -544,7 +549,7 @@ impl Moving {
     }
 }
 
-/// Works in rounds, as long as the volume is served and `tell` wants more.
+/// Works in rounds, as long as the volume is served and `tell` returns true.
 fn work(socket: &Path, seed: u64, mut tell: impl FnMut(u64) -> bool) -> anyhow::Result<()> {
     let mut client = eventually("the volume is served", LIMIT, || Ok(Client::connect(socket).ok()))?;
     let rounds = Rounds { blocks: BLOCKS, seed };
@@ -553,34 +558,34 @@ fn work(socket: &Path, seed: u64, mut tell: impl FnMut(u64) -> bool) -> anyhow::
         if !tell(round) {
             break;
         }
-        // A tenant that never rests leaves a busy machine no moment to hold it in.
+        // A tenant that never rests would leave a busy machine no moment to hold it in.
         std::thread::sleep(PAUSE);
     }
     Ok(())
 }
 
-/// Nothing that was acknowledged is lost.
+/// An error unless all acknowledged rounds are kept.
 fn is_kept(socket: &Path, seed: u64, acknowledged: u64) -> anyhow::Result<()> {
     let mut client = eventually("the volume is served", LIMIT, || Ok(Client::connect(socket).ok()))?;
     let data = read_all(&mut client)?;
-    // Some may have been acknowledged, and not told any more; and one was under way.
+    // Later rounds may have been acknowledged without being reported, and one was in flight.
     let rounds = Rounds { blocks: BLOCKS, seed };
     rounds.check(&data, acknowledged, acknowledged + 64)
 }
 
-/// In a machine: works, and says each round that was acknowledged.
+/// In a machine: works, and prints each acknowledged round.
 pub fn tenant(words: &[&str]) -> anyhow::Result<()> {
     let [socket, seed] = words else {
         anyhow::bail!("it needs a socket and a seed");
     };
     work(Path::new(socket), seed.parse()?, |round| {
         let mut out = std::io::stdout();
-        // Nobody hears it when the power has failed.
+        // The output has no reader after a power failure.
         writeln!(out, "{round}").and_then(|()| out.flush()).is_ok()
     })
 }
 
-/// In a machine: looks at the volume.
+/// In a machine: checks the volume.
 pub fn verify(words: &[&str]) -> anyhow::Result<()> {
     let [socket, seed, acknowledged] = words else {
         anyhow::bail!("it needs a socket, a seed and a round");

@@ -1,5 +1,6 @@
-//! The log of dm-log-writes: what a disk has after a power failure at any moment. A write is in it where the flush is that made it durable, or by
-//! itself if it was one with FUA; so the disk after a prefix has what it was bound to have by then, and nothing else. The format is in the kernel's
+//! The log of dm-log-writes: content of a disk after a power failure at any moment. The log has a write at
+//! the flush that made it durable, or by itself if it was a FUA write; so the disk after a prefix has exactly
+//! the writes that had to be durable by then. The format is in the kernel's
 //! Documentation/admin-guide/device-mapper/log-writes.rst and drivers/md/dm-log-writes.c.
 
 use anyhow::{Context, ensure};
@@ -18,26 +19,26 @@ pub struct Log<'a> {
     pub entries: Vec<Entry>,
 }
 
-/// One of them.
+/// An entry of a log.
 #[derive(Debug)]
 pub struct Entry {
     flags: u64,
-    /// In bytes of the disk.
+    /// Offset on the disk in bytes; likewise the length.
     offset: usize,
     length: usize,
-    /// Where its data are in the log.
+    /// Offset of the entry's data in the log.
     at: usize,
-    /// What it says, if it is a mark.
+    /// Text of a mark.
     pub mark: Option<String>,
 }
 
 impl Entry {
-    /// Whether it writes something.
+    /// Whether the entry writes data.
     pub fn has_data(&self) -> bool {
         self.length > 0 && self.flags & DISCARD == 0
     }
 
-    /// Whether it makes something durable.
+    /// Whether the entry makes a write durable: its own, or earlier ones.
     pub fn is_cut(&self) -> bool {
         self.flags & (FLUSH | FUA) != 0
     }
@@ -67,7 +68,7 @@ impl<'a> Log<'a> {
         Ok(log)
     }
 
-    /// Reads one; where the next one begins.
+    /// Reads an entry; returns the offset of the next one.
     fn entry(&mut self, at: usize) -> anyhow::Result<usize> {
         let [offset, length, flags, inline] = [0, 8, 16, 24].map(|field| number(self.bytes, at + field));
         let (offset, length, flags) = (offset? as usize, length? as usize, flags?);
@@ -92,7 +93,7 @@ impl<'a> Log<'a> {
         })
     }
 
-    /// Does to a disk what an entry says. The content of a discarded block is nobody's; here it is zeros.
+    /// Applies an entry to a disk. The content of a discarded block is undefined; here it is zeros.
     pub fn apply(&self, entry: &Entry, disk: &mut [u8]) -> anyhow::Result<()> {
         let place = disk.get_mut(entry.offset..entry.offset + entry.length);
         let place = place.context("an entry lies outside of the disk")?;

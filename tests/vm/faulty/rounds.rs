@@ -1,5 +1,5 @@
-//! A tenant whose every write is known beforehand: in each round it writes some blocks, and flushes. So the number of the last round that was
-//! acknowledged says all that it was promised.
+//! A tenant with a known sequence of writes: in each round it writes some blocks, and flushes. So the number
+//! of the last acknowledged round determines all that was promised to it.
 
 use std::io;
 
@@ -9,13 +9,13 @@ use rand::{Rng, SeedableRng};
 
 use crate::client::Client;
 
-/// What is written in one piece.
+/// Length of a write.
 pub const BLOCK: usize = 4096;
 
-/// In each round.
+/// Writes in a round.
 const WRITES: usize = 6;
 
-/// What it does to a volume of so many blocks.
+/// The tenant's work on a volume of `blocks` blocks.
 #[derive(Clone, Copy)]
 pub struct Rounds {
     pub blocks: u64,
@@ -23,7 +23,7 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// The blocks that are written in that round, the first of which is 1.
+    /// Blocks that a round writes. Rounds count from 1.
     fn written(self, round: u64) -> impl Iterator<Item = u64> {
         let mut random = StdRng::seed_from_u64(self.seed << 32 | round);
         (0..WRITES).map(move |_| random.random_range(0..self.blocks))
@@ -34,7 +34,7 @@ impl Rounds {
         stamp.to_le_bytes().repeat(BLOCK / 8)
     }
 
-    /// One of them; the last write is durable by itself. Everything before its end is promised.
+    /// Carries out one round; its flush makes the round and all earlier ones durable.
     pub fn carry_out(self, client: &mut Client, round: u64) -> io::Result<()> {
         for block in self.written(round) {
             client.write(block * BLOCK as u64, &self.content(block, round), false)?;
@@ -42,8 +42,8 @@ impl Rounds {
         client.flush()
     }
 
-    /// The data must be those after the round that was acknowledged, or after a later one: each block has what that round or a later one has
-    /// left, whole.
+    /// Checks that the data are those after the `acknowledged` round or a later one: each block has the whole
+    /// content of that round or of a later one, up to `begun`.
     pub fn check(self, data: &[u8], acknowledged: u64, begun: u64) -> anyhow::Result<()> {
         ensure!(
             data.len() as u64 == self.blocks * BLOCK as u64,

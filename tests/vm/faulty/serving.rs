@@ -1,5 +1,5 @@
-//! The disk of a copy that serves fails: reads go on, writes and flushes fail, and what was written is saved to another host, or written again
-//! when the disk is repaired.
+//! The disk of a copy that serves fails: reads go on, writes and flushes fail, and the written data are saved
+//! to another host, or written again after a repair of the disk.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::disks::{Ground, Mapped, Medium, has_a_hole, whole, writes_fail};
 use crate::hosts::{Hosts, VOLUME, expect_eio, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("serving::rescue", rescue),
     ("serving::accept", accept),
@@ -24,9 +24,9 @@ pub const ALL: &[Case] = &[
     ("serving::read_only", read_only),
 ];
 
-/// The volume is served by the first host from a disk that works so far.
+/// The first host serves the volume from a disk that works so far.
 struct Story {
-    // In the order in which they go.
+    // Fields in the order of their drop.
     hosts: Hosts,
     disk: Mapped,
     medium: Medium,
@@ -57,7 +57,7 @@ impl Story {
         })
     }
 
-    /// Half of it was written again, and the flush of that has failed.
+    /// A story in which half of the volume was written again, and the flush of those writes failed.
     fn failed() -> anyhow::Result<Self> {
         let mut story = Self::begin()?;
         story.disk.load(&writes_fail(&story.medium)?)?;
@@ -70,7 +70,7 @@ impl Story {
         Ok(story)
     }
 
-    /// What a suspect copy does for its clients.
+    /// Checks a suspect copy's answers to its clients.
     fn is_read_only_here(&self, client: &mut Client) -> anyhow::Result<()> {
         self.hosts.expect_suspect(0, true)?;
         expect_eio("a flush", client.flush())?;
@@ -84,7 +84,7 @@ impl Story {
 
 fn rescue() -> anyhow::Result<()> {
     let story = Story::failed()?;
-    // Neither a repaired disk nor another connection makes it what it was.
+    // Neither a repaired disk nor a new connection clears the mark.
     story.disk.load(&whole(&story.medium)?)?;
     story.is_read_only_here(&mut story.hosts.client(0)?)?;
     story.hosts.order(0, &["detach", VOLUME])?;
@@ -97,7 +97,7 @@ fn rescue() -> anyhow::Result<()> {
     story.hosts.expect_roles(["moved", "serving"])?;
     story.hosts.expect_suspect(1, false)?;
     expect_same("the other host's file", &story.hosts.data(1)?, &story.data)?;
-    // On its way back nothing there is believed.
+    // On the way back no block there is trusted.
     story.disk.load(&whole(&story.medium)?)?;
     story.hosts.migrate(1, 0, &[])?;
     story.hosts.expect_suspect(0, false)?;
@@ -110,7 +110,8 @@ fn rescue() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The disk of the source fails while the volume moves: the other host does not get it, unless an operator says so.
+/// The disk of the source fails while the volume moves: the other host does not get it without an operator's
+/// command.
 fn midway() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     let moving = part_of_it(&story.hosts)?;
@@ -169,7 +170,7 @@ fn hole() -> anyhow::Result<()> {
     expect_same("the other host's file", &story.hosts.data(1)?, &story.data)
 }
 
-/// The same by FUSE and a loop device: what a program with a file hears.
+/// The same for a program that writes to a file, through FUSE and a loop device.
 fn device() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     let path = story.hosts.order(0, &["attach", VOLUME, "--device"])?;
@@ -185,7 +186,7 @@ fn device() -> anyhow::Result<()> {
     story.data[..patch.len()].copy_from_slice(&patch);
     expect_same("the medium after fsync", &story.medium.bytes()?, &story.data)?;
     story.disk.load(&writes_fail(&story.medium)?)?;
-    // The device's own page cache takes it; fsync says what has become of it.
+    // The device's own page cache takes the write; fsync reports the failure.
     file.write_all_at(&noise(5, 1 << 20), 0)?;
     let synced = file.sync_all();
     ensure!(synced.is_err(), "fsync says that it is durable");
@@ -206,8 +207,9 @@ fn device() -> anyhow::Result<()> {
     expect_same("the medium after all", &story.medium.bytes()?, &story.data)
 }
 
-/// A device that becomes read-only: what could not be written is not said to be durable, and reads go on. They do with the next
-/// daemon, so that what the device has can be rescued, and nothing is accepted until it takes writes.
+/// A device that becomes read-only: a failed write is not reported as durable, and reads go on. They go on
+/// with the next daemon, too, so that the data can be rescued, and the copy is not accepted until the device
+/// takes writes.
 fn read_only() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     let device = story.disk.word().to_owned();

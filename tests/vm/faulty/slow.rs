@@ -1,4 +1,5 @@
-//! Disks that hang, or take long, or come by NBD from another program: nobody else waits, and they are what they were when they go on.
+//! Disks that hang, are slow, or come by NBD from another program: other volumes do not wait, and the disks
+//! are intact when they go on.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -11,7 +12,7 @@ use crate::disks::{Ground, Mapped, Medium, whole};
 use crate::hosts::{Hosts, LIMIT, VOLUME, expect_eio, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("slow::a_disk_that_hangs", || waits(Mapped::suspend)),
     ("slow::a_disk_that_is_slow", || waits(delay)),
@@ -20,7 +21,7 @@ pub const ALL: &[Case] = &[
     ("slow::nbdkit_fails_at_the_destination", nbdkit_fails),
 ];
 
-/// Of the volume on the disk that waits.
+/// Size of the volume on the slow disk.
 const SMALL: u64 = 4 << 20;
 
 /// Each write takes ten minutes from now on.
@@ -33,7 +34,7 @@ fn delay(disk: &Mapped) -> anyhow::Result<()> {
     disk.load(&format!("0 {sectors} delay {device} 0 0 {device} 0 600000"))
 }
 
-/// Another volume of that host is written, flushed, read, moved and moved back.
+/// Writes, flushes, reads, moves and moves back another volume of the same host.
 fn another_goes_on(hosts: &Hosts) -> anyhow::Result<()> {
     hosts.order(0, &["create", "other", "--size", "1M"])?;
     hosts.order(0, &["attach", "other"])?;
@@ -115,7 +116,7 @@ fn destination() -> anyhow::Result<()> {
     expect_same("the medium", &medium.bytes()?, &data)
 }
 
-/// A block device of nbdkit's; it goes with it.
+/// A block device of nbdkit. It is removed on drop.
 struct Served {
     nbdkit: Child,
     client: Child,
@@ -144,7 +145,7 @@ impl Served {
             .args(["--verbose", "--format=raw", "--cache=none", "--connect"])
             .arg(&device)
             .arg(format!("nbd+unix:///?socket={}", socket.display()))
-            // By default in a folder that a machine lacks.
+            // The default folder does not exist in the machine.
             .arg(format!("--socket={}", ground.path("kernel.sock").display()))
             .stdin(Stdio::null())
             .spawn()
@@ -168,7 +169,7 @@ impl Served {
         self.device.to_str().unwrap_or_default()
     }
 
-    /// The device is left with nobody behind it.
+    /// Kills nbdkit: the device has no server any more.
     fn dies(&mut self) -> anyhow::Result<()> {
         self.nbdkit.kill()?;
         self.nbdkit.wait()?;
@@ -186,7 +187,7 @@ impl Drop for Served {
     }
 }
 
-/// Writes take ten minutes there, and then the disk is gone.
+/// Writes to the disk take ten minutes, and then the disk is gone.
 fn nbdkit_delays() -> anyhow::Result<()> {
     let ground = Ground::new()?;
     let delay = ["delay-write=600".to_owned()];
@@ -220,14 +221,14 @@ fn nbdkit_delays() -> anyhow::Result<()> {
     hosts.expect_suspect(0, true)?;
     let mut client = hosts.client(0)?;
     expect_eio("a write", client.write(0, &[6; 4096], false))?;
-    // The page cache has the only copy, and the other host gets it as far as it can be read.
+    // The page cache has the only copy, and reads are served from it.
     let mut found = [0; 4096];
     client.read(0, &mut found)?;
     expect_same("what is read", &found, &[5; 4096])?;
     Ok(())
 }
 
-/// Every write fails there until the trigger is taken away.
+/// Every write to the disk fails until the trigger file is removed.
 fn nbdkit_fails() -> anyhow::Result<()> {
     let ground = Ground::new()?;
     let trigger = ground.path("trigger");

@@ -1,4 +1,5 @@
-//! The disk with a host's state folder fails in the middle of a move, and the disks with the data do not: no decision is lost, and none is made twice.
+//! The disk with a host's state folder fails in the middle of a move, and the disks with the data do not: no
+//! decision is lost, and none is made twice.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::disks::{Ground, Mapped, Medium, Mounted, all_fails, whole};
 use crate::hosts::{Hosts, LIMIT, NAMES, VOLUME, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("state::the_sources_folder_fails", || folder_fails(0)),
     ("state::the_destinations_folder_fails", || folder_fails(1)),
@@ -51,7 +52,7 @@ fn folder_fails(host: usize) -> anyhow::Result<()> {
     drop(client);
     let mut moving = part_of_it(&hosts)?;
     disk.load(&all_fails(&below)?)?;
-    // Where a destination cannot write down that it commits, its source waits.
+    // If the destination cannot record its commit, the source waits.
     let in_doubt = eventually("it has ended, or cannot be decided", LIMIT, || {
         let has_ended = moving.try_wait()?.is_some();
         let is_in_doubt = hosts.role(0)? == "deciding" && hosts.logs().contains("waits for b");
@@ -73,7 +74,7 @@ fn folder_fails(host: usize) -> anyhow::Result<()> {
         client.write(0, &data[..4096], true)?;
     }
 
-    // It is repaired, by the way of all file systems.
+    // Repaired, in the usual way of file systems.
     hosts.kill(host);
     drop(mounted);
     disk.load(&whole(&below)?)?;
@@ -89,7 +90,7 @@ fn folder_fails(host: usize) -> anyhow::Result<()> {
     }
     hosts.expect_roles(["moved", "serving"])?;
     expect_same("the medium after the commit", &destination.bytes()?, &data)?;
-    // Before what they lie on.
+    // Dropped before the disks below.
     drop(hosts);
     drop(mounted);
     Ok(())

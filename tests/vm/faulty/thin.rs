@@ -1,4 +1,4 @@
-//! A thin pool that has no room any more, in both of its ways: it says so at once, or has everybody wait for room, for a while.
+//! A full thin pool, in both of its modes: it fails writes at once, or has them wait for room, for a while.
 
 use anyhow::{Context, ensure};
 use verbatim_e2e::eventually;
@@ -8,7 +8,7 @@ use crate::disks::{Ground, Mapped, Medium, SECTOR, dmsetup};
 use crate::hosts::{Hosts, LIMIT, VOLUME, expect_eio, expect_same, read_all, write_all};
 use crate::inside::Case;
 
-/// All of them.
+/// All cases of this file.
 pub const ALL: &[Case] = &[
     ("thin::full_at_the_destination", || destination(Full::Fails)),
     ("thin::full_at_the_destination_after_a_while", || {
@@ -22,25 +22,25 @@ pub const ALL: &[Case] = &[
     ("thin::room_in_time_while_serving", room_in_time_while_serving),
 ];
 
-/// The room of a pool that is too small, and of one that is not.
+/// Room of a pool that is too small, and of one that is large enough.
 const ROOM: u64 = 6 << 20;
 const MORE_ROOM: u64 = 24 << 20;
 
-/// In sectors.
+/// Block size of the pool in sectors.
 const BLOCK: u64 = 128;
 
-/// What a pool without room does.
+/// Behaviour of a full pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Full {
     Fails,
-    /// After two seconds.
+    /// Writes wait for two seconds, and fail then.
     FailsLater,
     Waits,
 }
 
-/// A pool with one thin device, which says that it has all of [`SIZE`].
+/// A pool with one thin device, which claims the whole of [`SIZE`].
 struct Pool {
-    // In the order in which they go.
+    // Fields in the order of their drop.
     thin: Mapped,
     pool: Mapped,
     data: Medium,
@@ -51,7 +51,7 @@ struct Pool {
 
 impl Pool {
     fn new(full: Full) -> anyhow::Result<Self> {
-        // Of a pool that is full from then on: seconds until all that wait fail; never if it is 0.
+        // Seconds until the waiting writes of a full pool fail; 0: never.
         let seconds = match full {
             Full::FailsLater => "2",
             Full::Fails | Full::Waits => "0",
@@ -73,7 +73,7 @@ impl Pool {
         })
     }
 
-    /// Makes room, as lvextend does.
+    /// Extends the pool, as lvextend does.
     fn extend(&self) -> anyhow::Result<()> {
         self.data.grow(MORE_ROOM)?;
         dmsetup(&[
@@ -108,7 +108,7 @@ fn table(data: &Medium, metadata: &Medium, full: Full) -> anyhow::Result<String>
     ))
 }
 
-/// Another volume of the same host goes on, with its own disk.
+/// Checks that another volume of the same host, on its own disk, goes on.
 fn another_goes_on(hosts: &Hosts, host: usize) -> anyhow::Result<()> {
     hosts.order(host, &["create", "other", "--size", "1M"])?;
     hosts.order(host, &["attach", "other"])?;
@@ -140,7 +140,7 @@ fn destination(full: Full) -> anyhow::Result<()> {
     expect_same("the volume there", &read_all(&mut hosts.client(1)?)?, &data)
 }
 
-/// Whoever waits for room gets it, and nothing has failed.
+/// Waiting writes succeed once the pool is extended, and no copy is suspect.
 fn room_in_time() -> anyhow::Result<()> {
     let pool = Pool::new(Full::Waits)?;
     let hosts = Hosts::up()?;
@@ -160,7 +160,7 @@ fn room_in_time() -> anyhow::Result<()> {
     expect_same("the thin device", &pool.thin.bytes()?, &data)
 }
 
-/// The first host's volume is on a pool, and has used a part of its room.
+/// Creates the first host's volume on a pool; part of its room is used.
 fn served(hosts: &Hosts, pool: &Pool) -> anyhow::Result<Vec<u8>> {
     let size = SIZE.to_string();
     hosts.order(

@@ -1,4 +1,4 @@
-//! Virtual machines: those that are started here, and those that somebody else has started.
+//! Virtual machines: QEMUs that the agent starts, and QEMUs of others that it attaches.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::instances::{Instance as HostInstance, State};
 use crate::proto::{AttachRequest, Instance};
 
 impl ControlService {
-    /// A virtual machine with these volumes of the host's as disks.
+    /// A virtual machine that has these volumes of this host as disks.
     pub(super) async fn with_disks(
         &self,
         name: &ContainerName,
@@ -30,7 +30,8 @@ impl ControlService {
         tokio::task::spawn_blocking(move || volumes::machine::with(arguments, &wanted, &disks)).await?
     }
 
-    /// QEMU has been started, and waits: its guest runs when this returns. On an error nothing of it is left.
+    /// Lets the guest run, once its QEMU has been started and waits. On an error nothing of the instance is
+    /// left.
     pub(super) async fn let_run(&self, home: &Home, init: Init) -> anyhow::Result<Init> {
         let runs = async {
             let machine = qemu::connect(&home.paths, init.pid()).await?;
@@ -45,7 +46,7 @@ impl ControlService {
         }
     }
 
-    /// Takes a QEMU that runs for an instance. On an error it is what it was.
+    /// Takes a running QEMU as an instance. On an error QEMU is unchanged.
     pub(super) async fn attach_machine(&self, request: AttachRequest) -> anyhow::Result<Instance> {
         let name = ContainerName::new(request.name)?;
         let reservation = self.0.instances.reserve(name.as_str())?;
@@ -65,7 +66,7 @@ impl ControlService {
             prealloc: false,
         };
         let ram = record.machine.as_ref().map_or(0, Guest::ram);
-        // It has its RAM already: no lack of memory can refuse the claim.
+        // QEMU has its RAM already: no lack of memory can refuse the claim.
         let claimed = self.0.instances.claim(&reservation, &record, ram, |_| None);
         if let Err(conflict) = claimed {
             bail!("{conflict}; choose another one");
@@ -100,7 +101,7 @@ impl ControlService {
         }
     }
 
-    /// Forgets a virtual machine that was attached, and leaves it as it is.
+    /// Forgets an attached virtual machine, and leaves it as it is.
     pub(super) async fn detach_machine(&self, name: &str) -> anyhow::Result<()> {
         let instance = self.0.instances.find(name)?;
         let _reservation = self.0.instances.reserve(name)?;
@@ -138,7 +139,7 @@ impl ControlService {
     }
 }
 
-/// One that runs, by its QMP socket, or as the domain of this name if a connection to libvirt is named.
+/// A running machine, by its QMP socket, or as the domain of this name if a connection to libvirt is named.
 async fn find(qmp: &str, libvirt: &str, name: &ContainerName) -> anyhow::Result<(Attached, Guest, Workload)> {
     if libvirt.is_empty() {
         let (found, arguments) = Attached::find(Path::new(qmp)).await?;
@@ -162,7 +163,7 @@ fn is(instance: &HostInstance, found: &Attached) -> bool {
     known.is_ok_and(|known| known.is_some_and(|known| known.pid() == found.pid()))
 }
 
-/// What its user knows as its process.
+/// Process number that is shown to users: that of QEMU for an attached machine.
 pub(super) fn pid(instance: &HostInstance) -> i32 {
     match Attached::of(&instance.home.paths) {
         Ok(Some(attached)) => attached.pid().cast_signed(),

@@ -1,22 +1,24 @@
-//! Virtual machines: instances whose only program is QEMU, which moves by its own means and not by CRIU's (`verbatim_vm`).
+//! Virtual machines: instances with QEMU as their only program, which moves by its own means and not by
+//! CRIU's (`verbatim_vm`).
 //!
 //! ```text
 //!  instances/NAME/   /run/verbatim inside
 //!    mem/ram           the guest's RAM: a file that QEMU shares, and that is sent in rounds (`crate::memory::ram`)
-//!    qmp               QEMU's socket for us, which QEMU makes on each host
+//!    qmp               QMP socket for the agent, which QEMU makes on each host
 //!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
-//!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
-//!  criu/NAME/settings  the same of what QEMU is set to ([`settings`])
-//!  criu/NAME/locks   on the host that a guest has come to: what its QEMU is to have locked ([`locks`])
-//!  criu/NAME/stands  why a guest stands still that is to run here ([`standing`])
-//!  criu/NAME/ram.*   while RAM is missing that has been left behind ([`post_copy`])
+//!  criu/NAME/ran     during a move, on both hosts: whether the guest ran, for a later agent
+//!  criu/NAME/settings  during a move, on both hosts: QEMU's settings from before ([`settings`])
+//!  criu/NAME/locks   on the host that a guest has come to: locks that its QEMU is to have ([`locks`])
+//!  criu/NAME/stands  reason why a guest stands still that should run here ([`standing`])
+//!  criu/NAME/ram.*   while RAM is missing that is still at the source ([`post_copy`])
 //! ```
 //!
 //! A domain of libvirt's is asked and started through libvirt ([`domain`]).
 //!
-//! The container is what makes a virtual machine an instance like others: it has its cgroup, by which it is frozen for the decision and killed
-//! after it, its network, its output, its place in runc's list. What differs is in [`leaving`] and [`arriving`], which stand beside a checkpoint and a
-//! restore ([`tasks`](super::tasks)).
+//! The container makes a virtual machine an instance like others: it provides the cgroup, by which the
+//! machine is frozen for the decision and killed after it, the network, the output, and the entry in runc's
+//! list. The differences are in [`leaving`] and [`arriving`], which stand beside a checkpoint and a restore
+//! ([`tasks`](super::tasks)).
 
 pub mod arriving;
 pub mod attached;
@@ -48,16 +50,16 @@ use crate::beneath;
 use crate::memory::private;
 use crate::whole;
 
-/// The RAM, in the runtime folder.
+/// File of the RAM, in the runtime folder.
 pub const RAM: &str = "mem/ram";
 
-/// QEMU's socket for us, in the runtime folder.
+/// QMP socket for the agent, in the runtime folder.
 pub const QMP: &str = "qmp";
 
-/// QEMU's program if only its arguments are given: that name and the processor's.
+/// First part of QEMU's program name if only arguments are given; the processor's name follows.
 const PROGRAM: &str = "qemu-system-";
 
-/// What its container may open beside what all may: KVM, and the tap link.
+/// Devices that QEMU's container may open beside those of every container: KVM, and the tap link.
 pub const DEVICES: [&str; 2] = ["kvm", "net/tun"];
 
 /// Takes a user's command line: QEMU's program and arguments, or the arguments alone.
@@ -91,7 +93,7 @@ pub async fn arguments(line: &[String], address: Ipv4Addr) -> anyhow::Result<Arg
     Ok(arguments.versioned(&String::from_utf8_lossy(&listed.stdout))?)
 }
 
-/// What its container is, apart from the command.
+/// The container's workload, apart from the command.
 pub fn workload(arguments: &Arguments, env: &[String]) -> Workload {
     let files = arguments.files().into_iter();
     // A container has its own /dev/urandom and the like.
@@ -104,7 +106,7 @@ pub fn workload(arguments: &Arguments, env: &[String]) -> Workload {
     }
 }
 
-/// The same instance with the virtual machine as it is now, for its next place.
+/// The record with the virtual machine's present state, for its next host.
 pub fn as_carried(record: &Record, carried: &Carried) -> Record {
     let mut record = record.clone();
     let Workload::Command {
@@ -142,18 +144,18 @@ pub fn as_carried(record: &Record, carried: &Carried) -> Record {
     record
 }
 
-/// How QEMU comes to be in its container.
+/// The way in which QEMU comes into its container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// It starts there with a new guest.
+    /// QEMU starts there with a new guest.
     Started,
-    /// It starts there, and waits for a guest that comes from another host.
+    /// QEMU starts there, and waits for a guest from another host.
     Arriving,
-    /// It runs already, outside ([`attached`]).
+    /// QEMU runs already, outside ([`attached`]).
     Attached,
 }
 
-/// What the container runs.
+/// The program that the container runs.
 pub fn started(guest: &Guest, workload: &Workload, origin: Origin) -> anyhow::Result<Workload> {
     let arguments = match guest {
         Guest::Qemu(arguments) if origin != Origin::Attached => arguments,

@@ -1,4 +1,4 @@
-//! A copy: its pages, and what is under way there.
+//! A copy: its pages, and its requests in flight.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -15,11 +15,11 @@ pub struct Store {
     pub pages: Vec<u64>,
     pub is_up: bool,
     work: Vec<Work>,
-    /// Writes of before it was given up: they may still land.
+    /// Writes from before the copy was given up: they may still land.
     late: Vec<Work>,
-    /// Pages that cannot be read before they are written again.
+    /// Pages that cannot be read until they are written again.
     bad: Vec<bool>,
-    /// What was there before writes that are in a page cache only.
+    /// Content from before the writes that are in a page cache only.
     cached: Vec<(u64, u64)>,
 }
 
@@ -39,21 +39,21 @@ impl Store {
         extent.pages().any(|page| self.bad[page as usize])
     }
 
-    /// The disk behind it fails there: some of the pages are not read any more.
+    /// The disk behind the copy fails there: some of the pages cannot be read any more.
     pub fn spoil(&mut self, extent: Extent, random: &mut SmallRng) {
         for page in extent.pages() {
             self.bad[page as usize] |= random.random::<bool>();
         }
     }
 
-    /// The page cache gives up what it could not write, and has what the disk has.
+    /// The page cache drops pages that it could not write, and has the disk's content.
     pub fn forget_cached(&mut self) {
         for (page, before) in std::mem::take(&mut self.cached).into_iter().rev() {
             self.pages[page as usize] = before;
         }
     }
 
-    /// What is there is noted, for [`Self::forget_cached`].
+    /// Notes the present content, for [`Self::forget_cached`].
     pub fn cache(&mut self, extent: Extent) {
         let pages = extent.pages().map(|page| (page, self.pages[page as usize]));
         self.cached.extend(pages);
@@ -76,7 +76,7 @@ impl Store {
         Ok(())
     }
 
-    /// Any of what is under way comes to its end.
+    /// Takes any request in flight, which ends.
     pub fn take(&mut self, random: &mut SmallRng) -> Work {
         self.work.swap_remove(random.random_range(0..self.work.len()))
     }
@@ -86,7 +86,8 @@ impl Store {
         self.bad[page as usize..][..data.len()].fill(false);
     }
 
-    /// Nobody hears of it any more. Some of what is under way has been done, some is done later, some never.
+    /// The copy is down: its answers are lost. Some of the requests in flight have been done, some are done
+    /// later, some never.
     pub fn down(&mut self, random: &mut SmallRng) {
         self.is_up = false;
         for work in std::mem::take(&mut self.work) {
@@ -105,7 +106,7 @@ impl Store {
         }
     }
 
-    /// The old queue pair is gone before this: nothing lands late, unless `is_open`.
+    /// The copy is up again. Its old queue pair is destroyed before: no write lands late, unless `is_open`.
     pub fn up(&mut self, kept: bool, is_open: bool) {
         if !is_open {
             self.late.clear();

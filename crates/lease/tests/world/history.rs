@@ -1,4 +1,5 @@
-//! What was promised of each page. Versions are numbers, in the order in which writes were asked for; 0 is what was there at first.
+//! The promises about each page. Versions are numbers, in the order of the write requests; 0 is the initial
+//! content.
 
 use std::collections::HashMap;
 
@@ -6,15 +7,15 @@ use verbatim_lease::Extent;
 
 #[derive(Default, Clone)]
 struct Page {
-    /// The latest version that was acknowledged, or seen.
+    /// Latest version that was acknowledged, or seen.
     floor: u64,
-    /// Versions of it, and what is read of them.
+    /// Versions of the page, with their content.
     versions: HashMap<u64, u64>,
-    /// The latest version that was asked for.
+    /// Latest version that was requested.
     newest: u64,
-    /// Copies that have said that they have it, and still do.
+    /// Copies that have confirmed the latest version, and still have it.
     holders: [bool; 2],
-    /// Nothing is known of it any more: it reads as an error.
+    /// The page is lost: it reads as an error.
     is_lost: bool,
 }
 
@@ -35,7 +36,7 @@ impl History {
         self.pages[page as usize].floor
     }
 
-    /// Whether a copy that is there is known to have what is to be read.
+    /// Whether one of the available copies is known to have the page's latest version.
     pub fn is_held(&self, page: u64, is_there: [bool; 2]) -> bool {
         let page = &self.pages[page as usize];
         if page.is_lost {
@@ -45,7 +46,7 @@ impl History {
         is_zero || (0..2).any(|copy| page.holders[copy] && is_there[copy])
     }
 
-    /// A copy has said that it has these.
+    /// A copy has confirmed these pages.
     pub fn written(&mut self, copy: usize, extent: Extent, data: &[u64]) {
         for (page, version) in extent.pages().zip(data) {
             let page = &mut self.pages[page as usize];
@@ -64,7 +65,7 @@ impl History {
         }
     }
 
-    /// No server gives the disk to its next host.
+    /// All pages are lost: no server gives the disk to its next host.
     pub fn all_lost(&mut self) {
         for page in &mut self.pages {
             (page.is_lost, page.holders) = (true, [false; 2]);
@@ -94,7 +95,7 @@ impl History {
             .map(|(version, _)| *version)
             .max();
         match newest {
-            // Zeros may be of any of several writes: only what is certain is held against later reads.
+            // Zeros may come from several writes: only a certain version is held against later reads.
             Some(version) if content != 0 => {
                 of.floor = of.floor.max(version);
                 Ok(())

@@ -1,10 +1,11 @@
-//! A client, two copies and what goes wrong with them, by seed. All that is random comes from it.
+//! A client, two copies and their faults, by seed. All randomness comes from the seed.
 //!
-//! Servers die, hang, come back and leave. Files are full, or say errors for a while, and have pages that cannot be read before they are written again. A
-//! disk goes from host to host: the move is rolled back, a server is lost in the middle of it, or none gives the disk to its next host. An owner that is
-//! killed takes its disk along, unless that was handed over: then the next host has it.
+//! Servers die, hang, come back and leave. Files are full, or report errors for a while, and have pages that
+//! cannot be read until they are written again. A disk goes from host to host: the move is rolled back, a
+//! server is lost in the middle of the move, or no server gives the disk to its next host. The kill of an
+//! owner loses its disk, unless the disk was handed over: then the next host has it.
 //!
-//! What the engine takes for granted of those who do the I/O is put out of force by [`Outside`].
+//! [`Outside`] disables rules that the engine expects of the code that does the I/O.
 
 mod copy;
 mod history;
@@ -22,7 +23,7 @@ const SLOTS: SlotId = 6;
 const SLOT_PAGES: u64 = 4;
 const STEPS: u32 = 400;
 
-/// What stands in for the server's memory.
+/// The second copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backup {
     /// A file that never fails.
@@ -33,7 +34,7 @@ pub enum Backup {
     BadFile,
     /// Another server, which fails like the first.
     Server,
-    /// Nothing.
+    /// No second copy.
     None,
     /// A file, on a disk that goes from host to host: there is a new one on each.
     MovedFile,
@@ -54,13 +55,13 @@ pub const BACKUPS: [Backup; 7] = [
 /// Faults outside the engine, each of which must be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outside {
-    /// A file says that it has what is in its page cache only.
+    /// A file confirms pages that are in its page cache only.
     BelievesTheCache,
-    /// A server whose memory is older than it was (a machine that was restored) is called the same.
+    /// A server with older memory (a restored machine) has the same identity.
     BelievesOldMemory,
-    /// A copy is back before what was under way there has come to its end.
+    /// A copy is back before its requests in flight have ended.
     LandsLate,
-    /// A server that has lost its memory since the disk was handed over is adopted with what was known before.
+    /// A server that has lost its memory since the hand-over is adopted with the old state of the pages.
     AdoptsLost,
     /// A disk that no server gives to its next host is taken for a new one.
     LostIsNew,
@@ -74,7 +75,7 @@ pub const OUTSIDE: [Outside; 5] = [
     Outside::LostIsNew,
 ];
 
-/// The world that is walked through.
+/// The world of a walk.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub backup: Backup,
@@ -92,7 +93,7 @@ impl Backup {
     }
 }
 
-/// What a walk was like.
+/// Events of a walk.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub requests: u64,
@@ -121,9 +122,9 @@ impl Tally {
 struct Buffer {
     op: Op,
     extent: Extent,
-    /// A version for each page; of a write what is written.
+    /// A version for each page; for a write, its data.
     data: Vec<u64>,
-    /// Reads: the oldest version that may be seen, by page.
+    /// Reads: the oldest version that may be seen, for each page.
     floor: Vec<u64>,
     /// A copy was lost since the request was made.
     had_loss: bool,
@@ -136,7 +137,7 @@ struct World {
     outside: Option<Outside>,
     /// The disk behind the file fails now.
     is_failing: bool,
-    /// What servers had some time ago.
+    /// Earlier content of the servers.
     old: [Vec<u64>; 2],
     config: Config,
     engine: Engine,
@@ -148,13 +149,13 @@ struct World {
     story: Option<String>,
 }
 
-/// What is wrong, if something is.
+/// Walks a seed. Returns the error, if there is one.
 pub fn walk(seed: u64, rules: Rules) -> (Option<String>, Tally) {
     let (wrong, tally, _) = run(seed, rules, false);
     (wrong, tally)
 }
 
-/// All that happened, for people.
+/// All events of a walk, in words.
 pub fn story(seed: u64, rules: Rules) -> String {
     let (wrong, _, story) = run(seed, rules, true);
     format!("{}\nseed {seed}, {rules:?}: {wrong:?}", story.unwrap_or_default())
@@ -209,7 +210,7 @@ impl World {
         self.settle()
     }
 
-    /// Faults end, and everything comes to its end; then each page is read once.
+    /// Faults end, and all requests end; then each page is read once.
     fn settle(&mut self) -> Result<(), String> {
         self.is_failing = false;
         for copy in Copy::BOTH {
@@ -239,7 +240,7 @@ impl World {
         }
     }
 
-    /// A server that is there is filled with everything that the file can give.
+    /// A server that is up is filled with every page that the file can read.
     fn has_all_that_can_be_read(&mut self) -> Result<(), String> {
         if self.backup != Backup::BadFile {
             return Ok(());
@@ -313,7 +314,7 @@ impl World {
         Copy::BOTH[self.random.random_range(0..2)]
     }
 
-    /// Something happens to a server.
+    /// A fault or recovery of a server.
     fn trouble(&mut self) -> Result<(), String> {
         let copy = match self.backup {
             Backup::Server | Backup::MovedServer => self.any_copy(),
@@ -351,14 +352,15 @@ impl World {
             (false, 0) => self.up(copy, true),
             (false, 1) => self.up(copy, false),
             (false, _) => {
-                // What was under way when it was given up, late.
+                // Late writes from before the server was given up.
                 self.copies[copy.index()].land_late(&mut self.random);
                 Ok(())
             }
         }
     }
 
-    /// The disk goes to another host, if it can: what is under way comes to its end, and the engine there knows what this one knows.
+    /// The disk goes to another host, if possible: requests in flight end, and the engine there gets the
+    /// state of this one.
     fn moved(&mut self) -> Result<(), String> {
         let is_server = [true, self.backup.is_server()];
         let goes = [0, 1].map(|copy| is_server[copy] && self.copies[copy].is_up);
@@ -381,7 +383,7 @@ impl World {
                 self.tell(|| "it is rolled back".to_owned());
                 return Ok(());
             }
-            // It is rolled back for that: a server has other memory than the one of which the map speaks.
+            // Rolled back for that reason: a server has other memory than that of the map.
             2 => {
                 let copy = match goes[1] {
                     true => self.any_copy(),
@@ -400,13 +402,13 @@ impl World {
         self.engine = Engine::taken_over(self.config, map);
         for copy in Copy::BOTH {
             let at = copy.index();
-            // A server may be killed just then.
+            // A server may be killed at that moment.
             let kept = goes[at] && !self.random.random_ratio(1, 16);
             if goes[at] || !is_server[at] {
                 self.copies[at].down(&mut self.random);
                 self.up(copy, kept)?;
             } else {
-                // What it has counts no more.
+                // Its content does not count any more.
                 self.history.memory_lost(at);
             }
         }
@@ -515,7 +517,7 @@ impl World {
         let work = store.take(&mut self.random);
         let (slot, extent) = (work.slot, work.extent);
         if work.is_write {
-            // A write that fails may have done a part.
+            // A write that fails may have been done in part.
             let pages = match errno {
                 Some(_) => extent.count / 2,
                 None => extent.count,
@@ -594,7 +596,7 @@ impl World {
         Ok(())
     }
 
-    /// A server that has left: its memory is gone, and nothing that was answered with it.
+    /// A server has left: its memory is gone, but no acknowledged write is lost.
     fn drained(&mut self, copy: Copy) -> Result<(), String> {
         self.tell(|| format!("{copy:?} has left"));
         self.copies[copy.index()].down(&mut self.random);
@@ -631,11 +633,11 @@ impl World {
                     .extent
                     .pages()
                     .all(|page| self.history.is_held(page, is_read)),
-                // Also a server that is about to leave, if the other copy cannot take it.
+                // A server that is about to leave counts, too, if the other copy cannot take the write.
                 Op::Write => is_written.contains(&true),
                 Op::Zero => true,
             };
-            // A file that never fails has all, or gets it.
+            // A file that never fails has every page, or gets it.
             if self.backup == Backup::File || is_possible && !buffer.had_loss {
                 return Err(format!("slot {slot}: {:?} {:?} fails", buffer.op, buffer.extent));
             }

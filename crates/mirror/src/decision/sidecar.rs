@@ -1,4 +1,4 @@
-//! The record beside the data of a copy, and a host's knowledge by it.
+//! The record beside the data of a copy, and the knowledge that a host has by it.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,42 +33,42 @@ macro_rules! written_in_hexadecimal {
 written_in_hexadecimal!(VolumeId);
 written_in_hexadecimal!(SessionId);
 
-/// A session of the agents, which decides about a volume that moves together with its container.
+/// A session of the agents, which decides about a volume that moves together with its instance.
 pub type AgentSession = u64;
 
-/// How often a volume has moved; 1 for one that was made here.
+/// Number of a volume's moves, plus one.
 pub type Generation = u64;
 
-/// What a copy is.
+/// The role of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "role")]
 pub enum Role {
-    /// The one that serves.
+    /// The copy serves.
     Serving,
-    /// It was the one that serves; the destination is asked.
+    /// The copy has served; the destination is asked.
     Deciding {
         /// The attempt.
         session: SessionId,
         /// The destination.
         to: String,
     },
-    /// Another one has served since.
+    /// Another copy has served since.
     Moved {
-        /// Where it went.
+        /// The destination.
         to: String,
     },
-    /// It is being filled.
+    /// The copy is being filled.
     Incoming {
         /// The attempt.
         session: SessionId,
-        /// The generation of what it is filled from.
+        /// The generation of the source.
         base: Generation,
-        /// From where.
+        /// The source.
         from: String,
     },
-    /// An attempt to fill it was given up. It is a mixture.
+    /// An attempt to fill the copy was given up. Its data are a mixture.
     Incomplete,
-    /// It was the one that serves, and moves with its container ([`crate::together`]).
+    /// The copy has served, and moves with its instance ([`crate::together`]).
     Held {
         /// The attempt.
         session: SessionId,
@@ -77,25 +77,25 @@ pub enum Role {
         /// The session of the agents that decides.
         by: AgentSession,
     },
-    /// It is filled, and moves with its container.
+    /// The copy is filled, and moves with its instance.
     Ready {
         /// The attempt.
         session: SessionId,
-        /// The generation of what it was filled from.
+        /// The generation of the source.
         base: Generation,
-        /// From where.
+        /// The source.
         from: String,
         /// The session of the agents that decides.
         by: AgentSession,
     },
 }
 
-/// What is kept beside the data of a copy.
+/// The record beside the data of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sidecar {
-    /// Which volume.
+    /// The volume.
     pub id: VolumeId,
-    /// Its age.
+    /// The generation.
     pub generation: Generation,
     /// Its size in bytes.
     pub length: u64,
@@ -108,7 +108,7 @@ pub struct Sidecar {
     /// Questions that an operator has decided in the place of another host, which has not answered them yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overruled: Vec<Overruled>,
-    /// What it is.
+    /// The role.
     #[serde(flatten)]
     pub role: Role,
 }
@@ -130,14 +130,14 @@ pub struct Overruled {
 /// Left by a deletion in place of the sidecar, to answer late questions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tombstone {
-    /// Which volume.
+    /// The volume.
     pub id: VolumeId,
     /// The highest generation that this host knows to have been given.
     pub floor: Generation,
 }
 
 impl Tombstone {
-    /// Of a copy that is deleted.
+    /// The tombstone of a deleted copy.
     pub fn of(here: &Sidecar) -> Self {
         Self {
             id: here.id,
@@ -154,9 +154,9 @@ impl Tombstone {
 pub enum Record {
     /// There is a copy.
     Copy(Sidecar),
-    /// There was one.
+    /// There was a copy.
     Gone {
-        /// Its tombstone.
+        /// The tombstone of the copy.
         gone: Tombstone,
     },
 }
@@ -205,7 +205,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Sidecar {
-    /// Of a new volume.
+    /// The sidecar of a new volume.
     pub fn new(id: VolumeId, length: u64) -> Self {
         Self {
             id,
@@ -218,12 +218,12 @@ impl Sidecar {
         }
     }
 
-    /// Whether it may answer requests.
+    /// Whether the copy may answer requests.
     pub fn may_serve(&self) -> bool {
         self.role == Role::Serving
     }
 
-    /// With another role.
+    /// The same sidecar with another role.
     pub fn with(&self, role: Role) -> Self {
         Self { role, ..self.clone() }
     }
@@ -237,7 +237,7 @@ impl Sidecar {
         self.generation.max(self.floor).max(offered)
     }
 
-    /// The attempt to fill it is over. Its base stays known.
+    /// The sidecar after a given-up attempt to fill the copy. Its base stays known.
     pub fn given_up(&self) -> Self {
         Self {
             floor: self.known(),
@@ -245,7 +245,7 @@ impl Sidecar {
         }
     }
 
-    /// It has all data of that base on its disk, and becomes the copy that serves.
+    /// The sidecar of the copy that becomes the serving one, with all data of this base on its disk.
     pub(crate) fn committed(&self, base: Generation) -> Self {
         Self {
             generation: base + 1,
@@ -257,7 +257,7 @@ impl Sidecar {
         }
     }
 
-    /// Another copy has served since.
+    /// The sidecar after another copy has served.
     pub(crate) fn moved(&self, to: &str) -> Self {
         Self {
             overruled: Vec::new(),

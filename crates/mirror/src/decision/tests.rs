@@ -133,7 +133,7 @@ fn what_was_committed_is_known_after_the_copy_is_gone() {
 fn who_does_not_know_what_it_is_decides_nothing() {
     assert_eq!(answer(Here::Unknown, &ask(1), true), Verdict::Refuse);
     assert_eq!(prepare(Here::Unknown, &offer(9)), Err(Refusal::Unknown));
-    // Written by a release that did not note the base.
+    // The format of a release that did not note the base.
     let old = r#"{"id":"7","generation":0,"length":4096,"role":"incomplete"}"#;
     let old: Sidecar = serde_json::from_str(old).expect("as it was written");
     assert_eq!(

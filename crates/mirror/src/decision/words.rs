@@ -4,17 +4,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answer, Ask, Generation, Here, Overruled, Role, SessionId, Sidecar, Verdict};
 
-/// Which copy stays, by an operator's word.
+/// The copy that stays, by an operator's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
-    /// The one that asks: the destination has not committed, and never will.
+    /// The copy that asks: the destination has not committed, and never will.
     Source,
-    /// The other one.
+    /// The copy at the destination.
     Destination,
 }
 
-/// What a source's sidecar becomes when an operator decides in the place of a destination that never answers. Nothing if no answer is missing.
+/// The sidecar of a source after an operator has decided in the place of a destination that never answers.
+/// `None` if no answer is missing.
 ///
 /// A kept source is raised by two. If the destination did commit that session, its copy's generation is the
 /// source's old one plus one. So it is older than the kept source, and the volume can move there again and
@@ -32,7 +33,7 @@ pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
 }
 
 impl Sidecar {
-    /// It serves again, by an operator's word, and asks on.
+    /// The sidecar of a copy that serves again by an operator's decision, and whose question stays open.
     pub(crate) fn kept(&self, session: SessionId, to: &str) -> Self {
         let mut overruled = self.overruled.clone();
         overruled.push(Overruled {

@@ -3,14 +3,14 @@
 use super::Engine;
 use super::types::{Action, Ended, Failure, HoldFailure, Report, Standing, Ticket};
 
-/// How far a hold is.
+/// Progress of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Requests that are under way are brought to their end.
+    /// Requests in flight have to end.
     Draining,
     /// The destination flushes.
     Flushing(Ticket),
-    /// All is there.
+    /// The destination has all data on its disk.
     Complete,
 }
 
@@ -120,7 +120,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// An engine whose destination has everything, and is asked to flush that.
+    /// An engine whose destination has all data, and is asked to flush them.
     fn copied() -> (Engine, Ticket) {
         let config = Config::default();
         let mut engine = Engine::new(config, config.chunk_bytes);
@@ -141,7 +141,7 @@ mod tests {
         (engine, ticket)
     }
 
-    /// What follows when flushes of the destination take so long, one after the other: how many there were.
+    /// Number of flushes, if the destination's flushes take this long, one after the other.
     fn flushes(took: &[u32]) -> usize {
         let (mut engine, mut ticket) = copied();
         let mut now = MS;

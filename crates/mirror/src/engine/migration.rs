@@ -1,4 +1,4 @@
-//! The copy, and what the destination lacks.
+//! The copy, and the chunks that the destination lacks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,23 +11,24 @@ use crate::dirty::Dirty;
 use crate::extent::Extent;
 use crate::pace::Pace;
 
-/// A flush ahead of the hold that takes no longer is the last one.
+/// A flush ahead of the hold that is at most this long is the last one.
 const QUICK_FLUSH: Duration = Duration::from_millis(5);
 
-/// So long, at least, nothing is doubled after a silence; twice as long after the next one, up to the limit.
+/// Least time without double writes after a silence; doubled after each further one, up to the limit.
 const PENALTY: Duration = Duration::from_millis(200);
 const PENALTY_LIMIT: Duration = Duration::from_secs(5);
 
-/// Where the copy of a chunk stands.
+/// Progress of a chunk's copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// Changes that were under way when its turn came are waited for.
+    /// Changes that were in flight when the chunk's turn came have to end.
     Draining,
-    /// It is being read.
+    /// The chunk is being read.
     Reading,
-    /// It is on its way to the destination's disk.
+    /// The chunk is on its way to the destination's disk.
     Sending,
-    /// The same, but the tenant did not want to wait for it: it counts as lacking, whatever the destination says.
+    /// The same, but the tenant no longer waits for it: the chunk counts as lacking, also after a success of
+    /// the destination.
     Late,
 }
 
@@ -42,22 +43,22 @@ struct Copy {
 #[derive(Debug, Clone)]
 pub(super) struct Migration {
     pub link: Link,
-    /// Chunks that the destination lacks, those that are being copied among them.
+    /// Chunks that the destination lacks, including those that are being copied.
     dirty: Dirty,
     copies: BTreeMap<Ticket, Copy>,
     /// Changes that were acknowledged without the destination, and may still arrive there.
     late: BTreeMap<RequestId, (Extent, Time)>,
-    /// Where the next chunk is looked for.
+    /// Position of the search for the next chunk.
     head: u64,
     passes: u32,
     copied_bytes: u64,
     interruptions: u32,
-    /// Not doubled before this time.
+    /// No double writes before this time.
     slow_until: Time,
     penalty: Duration,
-    /// A flush ahead of the hold, and since when.
+    /// A flush ahead of the hold, and the time when it began.
     pub ahead: Option<(Ticket, Time)>,
-    /// How long the last of them took.
+    /// Duration of the last of these flushes.
     pub ahead_took: Option<Duration>,
     pub is_flushed_ahead: bool,
     pub is_mirrored: bool,
@@ -83,8 +84,8 @@ impl Migration {
         }
     }
 
-    /// The destination has flushed what it had when it was asked. It is asked again as long as that takes less than the time before: what the tenant has written during
-    /// one flush is for the next one, and requests wait for the last.
+    /// The destination has flushed its data. It is asked again as long as each flush is shorter than the one
+    /// before: writes of the tenant during one flush are for the next one, and requests wait for the last.
     pub fn flushed_ahead(&mut self, now: Time) {
         let Some((_, since)) = self.ahead.take() else {
             return;
@@ -95,7 +96,7 @@ impl Migration {
         self.ahead_took = Some(took);
     }
 
-    /// Whether the destination has all that was acknowledged, and nothing else is on its way to it.
+    /// Whether the destination has all acknowledged data, and nothing else is on its way to it.
     pub fn is_complete(&self) -> bool {
         self.link == Link::Up && self.dirty.count() == 0 && self.copies.is_empty() && self.late.is_empty()
     }
@@ -104,13 +105,13 @@ impl Migration {
         !self.copies.is_empty()
     }
 
-    /// Whether a chunk in flight has a byte of that.
+    /// Whether a chunk in flight overlaps this extent.
     pub fn locks(&self, extent: Extent) -> bool {
         let mut copies = self.copies.values();
         copies.any(|copy| copy.step != Step::Late && copy.extent.overlaps(extent))
     }
 
-    /// A change begins: whether it goes to the destination, too. If not, the destination lacks it.
+    /// A change begins. Returns whether it goes to the destination as well; if not, the destination lacks it.
     pub fn doubles(&mut self, config: &Config, extent: Extent) -> bool {
         let is_lacking = extent
             .chunks(config.chunk_bytes)
@@ -129,7 +130,7 @@ impl Migration {
         self.is_mirrored &= self.dirty.count() == 0;
     }
 
-    /// A change that was not waited for has come to its end.
+    /// A late change has ended: the tenant did not wait for it.
     pub fn late_done(&mut self, id: RequestId) -> bool {
         self.late.remove(&id).is_some()
     }
@@ -162,7 +163,8 @@ impl Migration {
         }
     }
 
-    /// The next chunk that is lacking and that nothing is on its way to, from the head on; at the end, from the beginning again.
+    /// The next lacking chunk that is not in flight, from the head on; after the last, from the beginning
+    /// again.
     fn next(&mut self) -> Option<u64> {
         if self.dirty.count() <= self.copies.len() as u64 && self.is_all_in_flight() {
             return None;
@@ -229,7 +231,7 @@ impl Engine {
         self.cut(actions);
     }
 
-    /// Nothing is expected from the destination any more. All that was under way to it is lacking there.
+    /// The engine expects nothing more from the destination, which lacks everything that was in flight to it.
     fn cut(&mut self, actions: &mut Vec<Action>) {
         let Some(migration) = &mut self.migration else {
             return;
@@ -293,7 +295,7 @@ impl Engine {
         }
     }
 
-    /// Whether that step waits for its [`Event::ChunkRead`](super::Event::ChunkRead).
+    /// Whether this step waits for its [`Event::ChunkRead`](super::Event::ChunkRead).
     pub fn reads(&self, ticket: Ticket) -> bool {
         let copies = self.migration.as_ref().map(|migration| &migration.copies);
         copies
@@ -326,7 +328,7 @@ impl Engine {
         }
     }
 
-    /// Begins as many chunks as the pace allows, and reads those that no change is under way to any more.
+    /// Begins as many chunks as the pace allows, and reads those without changes in flight.
     pub(super) fn pump(&mut self, actions: &mut Vec<Action>) {
         let now = self.now;
         loop {
@@ -371,7 +373,7 @@ impl Engine {
         }
     }
 
-    /// The tenant does not wait for a destination that says nothing.
+    /// The tenant does not wait for a silent destination.
     pub(super) fn check_silence(&mut self, actions: &mut Vec<Action>) {
         let (now, config) = (self.now, self.config);
         let Some(migration) = &mut self.migration else {
@@ -420,7 +422,7 @@ impl Engine {
                 return true;
             }
             match copy.step {
-                // It waits for what is late; later is early enough.
+                // It waits for late changes anyway.
                 Step::Draining => false,
                 Step::Sending => {
                     copy.step = Step::Late;
@@ -447,7 +449,8 @@ impl Engine {
         }
     }
 
-    /// When the destination has everything for the first time, it is asked to flush that before anybody waits for it.
+    /// When the destination has all data for the first time, it is asked to flush them before any request
+    /// waits for that.
     pub(super) fn report_mirrored(&mut self, actions: &mut Vec<Action>) {
         let now = self.now;
         let is_serving = self.standing == Standing::Serving;

@@ -17,18 +17,18 @@ pub use types::{
     Status, Ticket, Time,
 };
 
-/// How a request is at one of the two disks.
+/// State of a request at one of the two disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leg {
-    /// It does not go there.
+    /// The request does not go there.
     None,
-    /// It is under way.
+    /// The request is in flight.
     Pending,
-    /// It has come to its end.
+    /// The request has ended.
     Done,
 }
 
-/// A request that is under way.
+/// A request in flight.
 #[derive(Debug, Clone, Copy)]
 struct Request {
     op: Op,
@@ -36,7 +36,7 @@ struct Request {
     mirror: Leg,
     result: Result<(), Failure>,
     began: Time,
-    /// A chunk was being copied when it began.
+    /// A chunk was being copied when the request began.
     is_beside: bool,
 }
 
@@ -55,8 +55,9 @@ impl Request {
 
 /// One volume at the host that serves it.
 ///
-/// [`Engine::handle`] takes what has happened. What is to be done comes back in order; an action may be carried out at any later time,
-/// and each ends with the event that its description names. Unless there is a migration, nothing depends on the clock.
+/// [`Engine::handle`] takes an event, and returns the resulting actions in order. An action may be carried
+/// out at any later time, and ends with the event that its description names. Without a migration nothing
+/// depends on the clock.
 #[derive(Debug, Clone)]
 pub struct Engine {
     config: Config,
@@ -73,7 +74,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// A volume of `length` bytes that is served from now on, and is not being moved.
+    /// A volume of `length` bytes that is served, and is not being moved.
     pub fn new(config: Config, length: u64) -> Self {
         Self {
             config,
@@ -89,12 +90,13 @@ impl Engine {
         }
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// It has another size now. False, and nothing is changed, while it is being moved or requests are under way.
+    /// Changes the size. Returns `false`, and changes nothing, while the volume is being moved or requests
+    /// are in flight.
     pub fn resize(&mut self, length: u64) -> bool {
         let is_free = self.migration.is_none() && self.requests.is_empty() && self.waiting.is_empty();
         if is_free {
@@ -103,23 +105,23 @@ impl Engine {
         is_free
     }
 
-    /// Whether it answers requests.
+    /// Whether the volume answers requests.
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// Requests that are under way or wait.
+    /// Number of requests that are in flight or wait.
     pub fn in_flight(&self) -> usize {
         self.requests.len() + self.waiting.len()
     }
 
-    /// Where a migration stands, if there is one.
+    /// State of the migration, if there is one.
     pub fn status(&self) -> Option<Status> {
         let migration = self.migration.as_ref()?;
         Some(migration.status(&self.config, self.length, &self.pace))
     }
 
-    /// Something has happened at `now`, which never goes back.
+    /// Handles an event at `now`, which never goes back.
     pub fn handle(&mut self, now: Time, event: Event, actions: &mut Vec<Action>) {
         self.now = self.now.max(now);
         match event {
@@ -141,7 +143,8 @@ impl Engine {
         self.after(actions);
     }
 
-    /// What follows from any change: waiting requests that can go on, chunks that can be copied, a hold that is complete.
+    /// Consequences of any change: waiting requests that can go on, chunks that can be copied, a hold that is
+    /// complete.
     fn after(&mut self, actions: &mut Vec<Action>) {
         self.check_silence(actions);
         self.admit(actions);
@@ -166,7 +169,7 @@ impl Engine {
         }
     }
 
-    /// Whether a change may not go on yet, that came after the first `earlier` of those that wait.
+    /// Whether a change has to wait that came after the first `earlier` of the waiting ones.
     fn must_wait(&self, extent: Extent, earlier: usize) -> bool {
         let overlaps = |other: Option<Extent>| other.is_some_and(|other| other.overlaps(extent));
         self.requests.values().any(|request| overlaps(request.change()))
@@ -217,7 +220,7 @@ impl Engine {
             let took = self.now.saturating_sub(request.began);
             self.pace.sample(self.now, took, request.is_beside);
         }
-        // What a change that failed has left on this disk is not known; what it has left on the other one neither.
+        // The content after a failed change is unknown, here and at the destination.
         if let (Err(_), Some(extent), Some(migration)) = (result, request.change(), &mut self.migration) {
             migration.mark(&self.config, extent);
         }
@@ -238,7 +241,7 @@ impl Engine {
         match result {
             Ok(()) => self.finish(id, actions),
             Err(failure) => {
-                // Its content there is not known; the end of the migration answers the request.
+                // The content at the destination is unknown; the end of the migration answers the request.
                 self.end_migration(Ended::DestinationFailed(failure), actions);
                 self.finish(id, actions);
             }
@@ -255,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// Lets those that wait go on, in their order, as far as nothing that came before stands in the way.
+    /// Lets waiting requests go on, in their order, unless an earlier one is in the way.
     fn admit(&mut self, actions: &mut Vec<Action>) {
         if self.standing != Standing::Serving {
             return;

@@ -1,4 +1,4 @@
-//! What goes into the engine and comes out of it.
+//! Inputs and outputs of the engine.
 
 use std::time::Duration;
 
@@ -6,48 +6,50 @@ use serde::Serialize;
 
 use crate::extent::Extent;
 
-/// A time, since whatever the caller counts from.
+/// A time, since an instant of the caller's choice.
 pub type Time = Duration;
 
-/// Names a request of the tenant; never the same twice in the life of an engine.
+/// Name of a tenant's request; unique in the life of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Names a step of the copy, or a flush.
+/// Name of a step of the copy, or of a flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What the engine must know of a request. Data, offsets of reads, and what kind of change it is, stay with the caller.
+/// A request as the engine sees it. Data, offsets of reads, and the kind of a change stay with the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Op {
     /// Reads. Goes to the local disk only.
     Read,
-    /// A WRITE, WRITE_ZEROES or DISCARD. What is there afterwards is the same on every disk: a DISCARD leaves zeros.
+    /// A WRITE, WRITE_ZEROES or DISCARD. The content afterwards is the same on every disk: a DISCARD leaves
+    /// zeros.
     Change(Extent),
-    /// Makes durable what was acknowledged before. It goes to the local disk only: until the commit that one is what counts, and the
-    /// destination is flushed before the commit.
+    /// Makes earlier acknowledged changes durable. It goes to the local disk only, which counts until the
+    /// commit; the destination is flushed before the commit.
     Flush,
 }
 
-/// Why a request or a step has failed.
+/// Reason why a request or a step has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Failure {
-    /// The disk said so; its errno.
+    /// The disk has failed, with this errno.
     Disk(i32),
-    /// The volume is another host's now. The request was not carried out.
+    /// The volume has moved to another host. The request was not carried out.
     Moved,
 }
 
-/// How far a chunk and the changes beside it may be apart, and how long anything is waited for.
+/// Size of a chunk, and limits of waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// What is copied, and locked, in one piece.
+    /// Unit of copying and locking, in bytes.
     pub chunk_bytes: u64,
-    /// So long a request of the tenant waits for the destination. After that it is acknowledged without it.
+    /// Limit for a tenant's request to wait for the destination. After that it is acknowledged without the
+    /// destination.
     pub silence: Duration,
-    /// So long a hold may take. After that the tenant goes on here.
+    /// Limit for a hold. After that the tenant goes on here.
     pub hold: Duration,
-    /// An answer of the destination that is overdue by this means that the connection is dead.
+    /// An answer of the destination that is overdue by this time means that the connection is dead.
     pub dead: Duration,
 }
 
@@ -62,76 +64,79 @@ impl Default for Config {
     }
 }
 
-/// What has happened.
+/// An input of the engine.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
-    /// The tenant wants this.
+    /// A request of the tenant.
     Request {
-        /// How it is called from now on.
+        /// Its name from now on.
         id: RequestId,
-        /// What it is.
+        /// Its kind.
         op: Op,
     },
     /// The end of [`Action::Local`].
     LocalDone {
         /// The request.
         id: RequestId,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
-    /// The end of [`Action::Mirror`]: the destination's disk has it, or refused.
+    /// The end of [`Action::Mirror`]: the destination's disk has the change, or refused it.
     MirrorDone {
         /// The request.
         id: RequestId,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
-    /// Begin to move. The link is down yet, and the destination has nothing.
+    /// Begin to move. The link is still down, and the destination has no data.
     Migrate {
-        /// No more of the copy than this, if given.
+        /// Limit of the copy, if given.
         bytes_per_second: Option<u64>,
     },
-    /// There is a connection to the destination, on which nothing is under way, and nothing of an earlier one will arrive any more.
+    /// There is a new connection to the destination. No write is in flight on it, and none of an earlier
+    /// connection will arrive any more.
     LinkUp {
-        /// It is the process that has acknowledged everything so far. Else it counts as having nothing.
+        /// The destination's process is the one that has acknowledged everything so far. Otherwise it counts
+        /// as having no data.
         keeps: bool,
     },
-    /// It is lost. What was under way on it may or may not have arrived, or may still.
+    /// The connection is lost. Messages in flight on it may have arrived, or may still arrive, or not.
     LinkDown,
     /// The end of [`Action::ReadChunk`].
     ChunkRead {
         /// The step.
         ticket: Ticket,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
-    /// The end of [`Action::SendChunk`]: the destination's disk has it, or refused.
+    /// The end of [`Action::SendChunk`]: the destination's disk has the chunk, or refused it.
     ChunkSent {
         /// The step.
         ticket: Ticket,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
     /// The end of [`Action::FlushMirror`].
     MirrorFlushed {
         /// The step.
         ticket: Ticket,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
-    /// Take in nothing more, and bring the destination to the last byte. Only after [`Report::Mirrored`].
+    /// Accept no further requests, and complete the destination's data. Only after [`Report::Mirrored`].
     Hold,
-    /// After [`Report::Held`], or at any time of a hold: it is not committed. The migration is over, the tenant goes on here.
+    /// After [`Report::Held`], or at any time of a hold: the move is not committed. The migration is over,
+    /// and the tenant goes on here.
     Release,
-    /// After [`Report::Held`]: it is committed.
+    /// After [`Report::Held`]: the move is committed.
     Moved,
     /// Give the migration up. Not between [`Report::Held`] and the decision: it is ignored there.
     Cancel,
-    /// Time has passed.
+    /// The clock has advanced.
     Tick,
 }
 
-/// What is to be done.
+/// An output of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Carry the request out here. Ends with [`Event::LocalDone`].
@@ -139,54 +144,55 @@ pub enum Action {
         /// The request.
         id: RequestId,
     },
-    /// Send the change to the destination. Ends with [`Event::MirrorDone`] or [`Event::LinkDown`]. May be asked for an id whose
-    /// reply has left, so its data must be kept until this is carried out.
+    /// Send the change to the destination. Ends with [`Event::MirrorDone`] or [`Event::LinkDown`]. May follow
+    /// the request's reply, so the data must be kept until this is carried out.
     Mirror {
         /// The request.
         id: RequestId,
     },
-    /// Answer the tenant. The last that is heard of a request.
+    /// Answer the tenant. The last message about a request.
     Reply {
         /// The request.
         id: RequestId,
-        /// How it went.
+        /// The result.
         result: Result<(), Failure>,
     },
-    /// Read this here. Ends with [`Event::ChunkRead`].
+    /// Read this chunk here. Ends with [`Event::ChunkRead`].
     ReadChunk {
         /// The step.
         ticket: Ticket,
         /// The chunk.
         extent: Extent,
     },
-    /// Send what was read. Ends with [`Event::ChunkSent`] or [`Event::LinkDown`].
+    /// Send the data of this step. Ends with [`Event::ChunkSent`] or [`Event::LinkDown`].
     SendChunk {
         /// The step.
         ticket: Ticket,
     },
-    /// What was read for this step is not needed any more.
+    /// Discard the data of this step.
     DropChunk {
         /// The step.
         ticket: Ticket,
     },
-    /// Have the destination flush all that it has acknowledged. Ends with [`Event::MirrorFlushed`] or [`Event::LinkDown`].
+    /// Make the destination flush everything that it has acknowledged. Ends with [`Event::MirrorFlushed`] or
+    /// [`Event::LinkDown`].
     FlushMirror {
         /// The step.
         ticket: Ticket,
     },
-    /// Close the connection; [`Event::LinkDown`] need not be told of it.
+    /// Close the connection. No [`Event::LinkDown`] is needed.
     Disconnect,
-    /// Something that the one who moves the volume waits for.
+    /// A report to the mover of the volume.
     Report(Report),
 }
 
-/// What the one who moves a volume is told.
+/// A report to the mover of the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     /// The destination has everything, and gets every change. A hold will be short.
     Mirrored,
-    /// Nothing is under way, and the destination has all of it on its disk. What comes now is a decision: [`Event::Release`] or
-    /// [`Event::Moved`].
+    /// No request is in flight, and the destination has all data on its disk. A decision follows:
+    /// [`Event::Release`] or [`Event::Moved`].
     Held,
     /// The hold has ended and the tenant goes on here; the migration goes on, too.
     HoldFailed(HoldFailure),
@@ -194,16 +200,16 @@ pub enum Report {
     Ended(Ended),
 }
 
-/// Why a hold has ended.
+/// Reason why a hold has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldFailure {
     /// The destination does not have everything (any more).
     NotMirrored,
-    /// It took longer than [`Config::hold`].
+    /// The hold took longer than [`Config::hold`].
     TooLong,
 }
 
-/// Why a migration has ended.
+/// Reason why a migration has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     /// By [`Event::Cancel`] or [`Event::Release`].
@@ -218,25 +224,25 @@ pub enum Ended {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// They are.
+    /// Requests are answered.
     Serving,
-    /// They wait; those before are being brought to their end.
+    /// New requests wait; earlier ones have to end.
     Holding,
-    /// They wait for the decision.
+    /// Requests wait for the decision.
     Held,
-    /// They are refused for ever.
+    /// Requests are refused forever.
     Moved,
 }
 
-/// How the destination is.
+/// State of the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Link {
-    /// It gets changes.
+    /// The destination gets changes.
     Up,
-    /// It was silent: changes are acknowledged without it, and marked.
+    /// The destination was silent: changes are acknowledged without it, and marked.
     Slow,
-    /// There is no connection; the same.
+    /// There is no connection: changes are acknowledged without the destination, and marked.
     Down,
 }
 
@@ -245,31 +251,31 @@ pub enum Link {
 pub struct Pointers {
     /// Below this, reads of this pass have been submitted.
     pub read_head: u64,
-    /// Below this, they have been carried out.
+    /// Below this, these reads have been carried out.
     pub read_tail: u64,
     /// Below this, writes at the destination have been submitted.
     pub write_head: u64,
-    /// Below this, they have been carried out.
+    /// Below this, these writes have been carried out.
     pub write_tail: u64,
 }
 
-/// Where a migration stands.
+/// State of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// The destination.
+    /// State of the destination.
     pub link: Link,
     /// The destination has everything, and gets every change.
     pub is_mirrored: bool,
-    /// How often the copy has begun at the beginning again.
+    /// Number of times that the copy has started again from the beginning.
     pub passes: u32,
-    /// Of the pass that runs.
+    /// Pointers of the present pass.
     pub pointers: Pointers,
-    /// What the destination lacks.
+    /// Bytes that the destination lacks.
     pub lacking_bytes: u64,
-    /// What has been copied so far, chunks that were copied again included.
+    /// Bytes copied so far; chunks that were copied again count again.
     pub copied_bytes: u64,
-    /// How often the destination was silent or gone.
+    /// Number of times that the destination was silent or gone.
     pub interruptions: u32,
-    /// TH.
+    /// TH: see [`crate::pace`].
     pub depth: u32,
 }

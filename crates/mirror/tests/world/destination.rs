@@ -1,4 +1,4 @@
-//! What a destination's process does, and what becomes of sidecars that are written.
+//! The destination's process, and the ends of sidecar writes.
 
 use verbatim_mirror::decision::{Answer, Ask, Here, Offer, Role, Sidecar, Verdict, answer, prepare};
 use verbatim_mirror::trust::failed;
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// The connection counts from now on.
+    /// Makes the connection the current one.
     fn take(&mut self, host: usize, index: usize) {
         let is_early = self.has(Quirk::EarlyWelcome);
         let Some(connection) = &self.connections[index] else {
@@ -87,7 +87,8 @@ impl World {
         let session = connection.session;
         let mut tasks = Vec::new();
         let process = self.process_mut(host);
-        // In the session in which its disk has failed nothing counts; the next one writes everything again.
+        // In the session in which the disk has failed nothing counts; the next session writes everything
+        // again.
         let goes_on = match process.receives == Some(session) {
             true => !process.receiver.is_poisoned(),
             false => process.receiver.renew(),
@@ -111,7 +112,7 @@ impl World {
     fn carry_out(&mut self, host: usize, tasks: Vec<Task>) {
         for task in tasks {
             match task {
-                // The I/O is there already.
+                // The I/O has begun already.
                 Task::Write(_) | Task::Flush(_) => {}
                 Task::Suspect => self.process_mut(host).is_suspecting = true,
                 Task::Welcome(line) => self.on_line(host, line, ToSource::Welcome),
@@ -143,7 +144,7 @@ impl World {
         }
     }
 
-    /// An I/O for the source has come to its end.
+    /// An I/O for the source has ended.
     pub(super) fn arrival_done(&mut self, host: usize, what: For, is_good: bool) {
         let For::Arrival(arrival) = what else {
             return;
@@ -155,7 +156,7 @@ impl World {
         self.carry_out(host, tasks);
     }
 
-    /// It is written down that the copy is suspect.
+    /// The note that the copy is suspect is durable.
     pub(super) fn suspect(&mut self, host: usize) {
         let place = &mut self.hosts[host];
         if let Some(suspect) = place.sidecar.as_ref().and_then(failed) {
@@ -246,7 +247,7 @@ impl World {
             Purpose::Decided => {
                 process.stage = Stage::None;
                 process.session = None;
-                // It came back in the middle of the decision: nobody was held.
+                // The process was restarted in the middle of the decision: no tenant is held.
                 if sidecar.may_serve() && process.engine.is_none() {
                     self.serve_again(host);
                 }
@@ -258,7 +259,7 @@ impl World {
         }
     }
 
-    /// It may be there or not. Another one is written until one is there.
+    /// The sidecar may be durable or not. Sidecars are written until one is durable.
     fn not_written(&mut self, host: usize, sidecar: Sidecar, purpose: Purpose) {
         let releases_at_once = self.has(Quirk::ReleasesAtOnce);
         let process = self.process_mut(host);

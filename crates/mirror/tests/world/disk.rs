@@ -3,7 +3,7 @@
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// What a cell holds: the number of the write that it is from.
+/// Content of a cell: the number of its write.
 pub type Value = u32;
 
 /// One disk.
@@ -11,19 +11,20 @@ pub type Value = u32;
 pub struct Disk {
     durable: Vec<Value>,
     visible: Vec<Value>,
-    /// Per cell what was written since the last flush, in order.
+    /// Values of each cell that were written since the last flush, in order.
     cached: Vec<Vec<Value>>,
-    /// What is clean in the cache and may not be on the disk; else the largest value, which nothing has.
+    /// Values that are clean in the cache and may not be on the disk; for other cells the largest value,
+    /// which no cell has.
     dropped: Vec<Value>,
 }
 
-/// I/O that is under way at a disk. It is carried out cell by cell, in any order.
+/// I/O in flight at a disk. It is carried out cell by cell, in any order.
 #[derive(Debug, Clone)]
 pub struct Io {
     pub kind: IoKind,
     left: Vec<usize>,
     pub offset: usize,
-    /// What is written, or what was read so far.
+    /// Values to write, or values read so far.
     pub values: Vec<Value>,
 }
 
@@ -66,7 +67,7 @@ impl Io {
         self.left.is_empty()
     }
 
-    /// It goes on by one cell.
+    /// Carries out one cell.
     pub fn step(&mut self, disk: &mut Disk, random: &mut SmallRng) {
         let which = random.random_range(0..self.left.len());
         let cell = self.left.swap_remove(which);
@@ -88,19 +89,19 @@ impl Disk {
         }
     }
 
-    /// As programs see it.
+    /// The content that programs read.
     pub fn visible(&self) -> &[Value] {
         &self.visible
     }
 
-    /// What a power failure leaves at least.
+    /// The content that a power failure leaves at least.
     pub fn durable(&self) -> &[Value] {
         &self.durable
     }
 
     fn write(&mut self, cell: usize, value: Value) {
         self.visible[cell] = value;
-        // It is dirty again.
+        // The cell is dirty again.
         self.dropped[cell] = Value::MAX;
         self.cached[cell].push(value);
     }
@@ -114,13 +115,14 @@ impl Disk {
         self.cached.iter_mut().for_each(Vec::clear);
     }
 
-    /// A flush fails: what could not be written counts as clean, is read as before, and will never be written.
+    /// A flush fails: cells that could not be written count as clean, are read as before, and are never
+    /// written.
     pub fn fail_flush(&mut self) {
         self.cached.iter_mut().for_each(Vec::clear);
         self.dropped.clone_from(&self.visible);
     }
 
-    /// Of each cell any of the values since the last flush may be what is left.
+    /// For each cell, any of its values since the last flush may remain.
     pub fn lose_power(&mut self, random: &mut SmallRng) {
         for cell in 0..self.visible.len() {
             let cached = &mut self.cached[cell];

@@ -1,11 +1,11 @@
-//! What the tenant knows: an array of cells, and what it was promised of each.
+//! The tenant's knowledge: an array of cells, and the promises about each.
 
 use super::disk::Value;
 
-/// One cell. Writes are counted in the order in which they were issued, which is the order in which those that overlap are carried out.
+/// One cell. Writes are counted in the order of their issue, in which overlapping writes are carried out.
 #[derive(Debug, Clone)]
 struct Cell {
-    /// All that was ever written.
+    /// All values ever written.
     writes: Vec<Value>,
     /// The last one that was acknowledged, or seen after a crash.
     acknowledged: usize,
@@ -43,7 +43,7 @@ impl History {
         values
     }
 
-    /// That write was acknowledged.
+    /// The write was acknowledged.
     pub fn acknowledge(&mut self, offset: usize, values: &[Value]) {
         for (cell, value) in self.cells[offset..].iter_mut().zip(values) {
             let index = cell.index(*value).expect("it was issued");
@@ -51,19 +51,19 @@ impl History {
         }
     }
 
-    /// What a read, or a flush, that is issued now may rely on.
+    /// The state that a read or flush may rely on if it is issued now.
     pub fn promised(&self) -> Vec<usize> {
         self.cells.iter().map(|cell| cell.acknowledged).collect()
     }
 
-    /// A flush that was issued then is done.
+    /// A flush that was issued at `then` is done.
     pub fn flushed(&mut self, then: &[usize]) {
         for (cell, &index) in self.cells.iter_mut().zip(then) {
             cell.flushed = cell.flushed.max(index);
         }
     }
 
-    /// Whether what was read is right.
+    /// Whether the values of a read are right.
     pub fn check_read(&self, offset: usize, values: &[Value], then: &[usize]) -> Result<(), String> {
         for (place, value) in values.iter().enumerate() {
             self.check(offset + place, *value, then[offset + place])?;
@@ -71,7 +71,7 @@ impl History {
         Ok(())
     }
 
-    /// The copy that serves has come back with this content.
+    /// The copy that serves is back with this content.
     pub fn after_crash(&mut self, content: &[Value], was_power: bool) -> Result<(), String> {
         for (place, &value) in content.iter().enumerate() {
             let cell = &self.cells[place];
@@ -88,7 +88,7 @@ impl History {
         Ok(())
     }
 
-    /// Another copy serves from now on, with this content, all of which is durable.
+    /// Another copy serves from now on, with this content, which has to be durable.
     pub fn moved(
         &mut self,
         visible: &[Value],

@@ -8,7 +8,7 @@ use verbatim_mirror::{Arrival, Extent, Receiver, RequestId, Standing, Ticket};
 use super::disk::{Disk, Io, Value};
 use super::paper::Machine;
 
-/// What a sidecar is written for.
+/// Purpose of writing a sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// To take an offer that came on this connection.
@@ -17,7 +17,7 @@ pub enum Purpose {
     Deciding,
     /// To answer a question.
     Answer(Ask),
-    /// What a source's question has led to.
+    /// To apply the answer to a source's question.
     Decided,
     /// The decision could not be begun.
     Undo,
@@ -30,16 +30,16 @@ pub struct Writing {
     pub purpose: Purpose,
 }
 
-/// What an I/O was made for.
+/// Origin of an I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum For {
     Tenant(RequestId),
-    /// Of the engine with that number.
+    /// A chunk of the engine with this number.
     Chunk(u64, Ticket),
     Arrival(Arrival),
 }
 
-/// What the process remembers of a request.
+/// The process' memory of a request.
 #[derive(Debug, Clone)]
 pub enum Data {
     Read {
@@ -63,12 +63,12 @@ pub struct Session {
     pub to: usize,
     /// The connection that counts.
     pub connection: Option<usize>,
-    /// Who has acknowledged everything so far.
+    /// The destination's process that has acknowledged everything so far.
     pub peer: Option<u64>,
     pub is_mirrored: bool,
 }
 
-/// How far a source is with the decision.
+/// Progress of a source's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     None,
@@ -77,13 +77,13 @@ pub enum Stage {
 }
 
 pub struct Process {
-    /// No two have the same.
+    /// Unique number of the process.
     pub number: u64,
     pub engine: Option<Box<dyn Machine>>,
     pub engine_number: u64,
     pub io: Vec<(For, Io)>,
     pub requests: BTreeMap<RequestId, Data>,
-    /// Those that have no answer yet.
+    /// Requests without an answer.
     pub open: BTreeSet<RequestId>,
     pub chunks: BTreeMap<Ticket, (Extent, Vec<Value>)>,
     pub session: Option<Session>,
@@ -91,10 +91,10 @@ pub struct Process {
     pub receiver: Receiver,
     /// The session of the receiver's last connection.
     pub receives: Option<SessionId>,
-    /// What an arrival is called at the source, and on which connection it came.
+    /// The source's name of each arrival, and the connection on which it came.
     pub arrivals: BTreeMap<Arrival, (usize, super::network::Name)>,
     pub writing: Option<Writing>,
-    /// That a write or a flush has failed is being written down.
+    /// The note that a write or a flush has failed is being written.
     pub is_suspecting: bool,
 }
 
@@ -129,6 +129,6 @@ pub struct Host {
     pub disk: Disk,
     pub sidecar: Option<Sidecar>,
     pub process: Option<Process>,
-    /// Since a copy was last served here.
+    /// Power failed since a copy was last served here.
     pub has_lost_power: bool,
 }

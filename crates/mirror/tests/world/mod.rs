@@ -1,8 +1,9 @@
 //! Two hosts with one volume, a tenant, and everything that can go wrong, by seed.
 //!
-//! What is checked: a read returns what was written, and nothing that is older than what was acknowledged; what was flushed outlives a
-//! power failure, what was acknowledged a killed process; at most one copy answers; the copy that serves after a commit has all that was
-//! acknowledged, on its disk; and whatever has happened, some copy serves again at last, and can be moved.
+//! Checks: a read returns written values, none older than the acknowledged ones; flushed values outlive a
+//! power failure, acknowledged ones a killed process; at most one copy answers; the copy that serves after a
+//! commit has all acknowledged values on its disk; and after any events some copy serves again at last, and
+//! can be moved.
 
 mod destination;
 mod disk;
@@ -36,7 +37,7 @@ pub const CONFIG: Config = Config {
     dead: Duration::from_secs(10),
 };
 
-/// What is decided at the source by.
+/// The algorithm at the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
     Ours,
@@ -44,20 +45,20 @@ pub enum Which {
     Paper(Mended),
 }
 
-/// Faults in what surrounds the engine, each of which must be found.
+/// Faults around the engine, each of which must be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quirk {
-    /// A destination that was restarted counts as having what it had acknowledged.
+    /// A restarted destination counts as having all the data that it had acknowledged.
     TrustsRestarted,
-    /// A new connection is welcomed while writes of the one before it are under way.
+    /// A new connection is welcomed while writes of an earlier one are in flight.
     EarlyWelcome,
     /// The destination acknowledges flushes without flushing.
     NoFlush,
-    /// A source that comes back in the middle of the decision serves.
+    /// A source that is restarted in the middle of the decision serves.
     ServesInDoubt,
     /// The destination serves when its commit is being written.
     CommitsBeforeDurable,
-    /// The tenant goes on when the decision could not be written down, without more ado.
+    /// The tenant goes on at once when the decision could not be written down.
     ReleasesAtOnce,
 }
 
@@ -77,7 +78,7 @@ pub struct Rules {
     pub quirk: Option<Quirk>,
 }
 
-/// What has happened in a walk.
+/// Events of a walk.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     pub steps: u64,
@@ -108,16 +109,16 @@ pub struct World {
     counter: u64,
     /// The most requests that the tenant has open.
     depth: usize,
-    /// Of so many faults that could be, one is.
+    /// One of this many possible faults happens.
     rarity: u32,
     tally: Tally,
     /// No more faults.
     is_calm: bool,
     /// No more requests.
     is_quiet: bool,
-    /// What was found.
+    /// The violation that was found.
     wrong: Option<String>,
-    /// What happened, if that is wanted.
+    /// The events, if they are recorded.
     story: Option<Vec<String>>,
 }
 
@@ -181,7 +182,7 @@ impl World {
         }
     }
 
-    /// A process begins on that host, with what is on its disk.
+    /// A process starts on this host, with the state of its disk.
     fn start(&mut self, host: usize) {
         let number = self.number();
         let mut process = Process::new(number);
@@ -231,7 +232,7 @@ impl World {
         self.hosts[host].process.as_mut().expect("it runs")
     }
 
-    /// Ends the process. What was under way at the disk is carried out to any extent.
+    /// Ends the process. I/O in flight is carried out in part.
     fn kill(&mut self, host: usize, is_power: bool) {
         let Some(mut process) = self.hosts[host].process.take() else {
             return;
@@ -259,7 +260,7 @@ impl World {
         }
     }
 
-    /// After each step.
+    /// Checks after each step.
     fn check(&mut self) {
         let serving = self
             .hosts
@@ -271,14 +272,14 @@ impl World {
     }
 }
 
-/// One walk. What was found, and what happened.
+/// One walk. Returns the violation, if there is one, and the events.
 pub fn walk(seed: u64, rules: Rules) -> (Option<String>, Tally) {
     let mut world = World::new(seed, rules, false);
     world.run();
     (world.wrong, world.tally)
 }
 
-/// The same, told.
+/// The same walk, told.
 pub fn story(seed: u64, rules: Rules) -> String {
     let mut world = World::new(seed, rules, true);
     world.run();

@@ -1,11 +1,11 @@
-//! Connections, and questions that are asked beside them. Everything may arrive in any order, and late.
+//! Connections, and questions beside them. Messages may arrive in any order, and late.
 
 use verbatim_mirror::decision::{Answer, Ask, SessionId};
 use verbatim_mirror::{Line, RequestId, Ticket};
 
 use super::disk::Value;
 
-/// What is sent, as its source calls it.
+/// The source's name of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
     Request(RequestId),

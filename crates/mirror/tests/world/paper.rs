@@ -6,7 +6,7 @@ use verbatim_mirror::{
     Action, Config, Ended, Engine, Event, Extent, Failure, Op, Report, RequestId, Standing, Ticket, Time,
 };
 
-/// What the world needs of whoever decides at the source.
+/// The interface of the algorithm at the source.
 pub trait Machine {
     fn handle(&mut self, now: Time, event: Event, actions: &mut Vec<Action>);
     fn standing(&self) -> Standing;
@@ -22,12 +22,12 @@ impl Machine for Engine {
     }
 }
 
-/// Which of its holes are stopped.
+/// The repaired holes of the algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mended {
-    /// A chunk is read only when no change of it is under way.
+    /// A chunk is read only when no change of it is in flight.
     pub waits_before_read: bool,
-    /// Changes of a chunk in flight wait.
+    /// Changes of a chunk in flight have to wait.
     pub locks: bool,
 }
 

@@ -1,4 +1,4 @@
-//! One walk: what happens next, and the calm at the end.
+//! One walk: the events, and the calm at the end.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::host::{For, Stage};
 use super::network::{Letter, ToSource};
 use super::{CELLS, Which, World};
 
-/// Steps with faults, and the most that may be needed for everything to be well afterwards.
+/// Steps with faults, and most steps until all is well afterwards.
 const STEPS: u64 = 1_000;
 const CALM: u64 = 20_000;
 
@@ -39,7 +39,7 @@ impl World {
             }
         }
         self.is_calm = true;
-        // The paper's algorithm has nothing for what a hold has left behind.
+        // The paper's algorithm has no rule for the state after a hold.
         if self.rules.which != Which::Ours {
             return;
         }
@@ -82,7 +82,7 @@ impl World {
             .position(|host| host.process.as_ref().is_some_and(|process| process.serves()))
     }
 
-    /// One thing happens.
+    /// One random event.
     fn one(&mut self) {
         self.tally.steps += 1;
         match self.roll(100) {
@@ -128,13 +128,13 @@ impl World {
         }
     }
 
-    /// An I/O fails, whatever it has done so far.
+    /// An I/O fails, at any point of its progress.
     fn fail_io(&mut self) {
         let host = self.roll(2) as usize;
         let Some(process) = &mut self.hosts[host].process else {
             return;
         };
-        // Of the source's disk the other worlds have flushes that fail (`worlds`).
+        // Failed flushes of the source's disk are in the other worlds (`worlds`).
         let may = |(what, io): &(For, Io)| io.kind != IoKind::Flush || matches!(what, For::Arrival(_));
         let Some(which) = process.io.iter().position(may) else {
             return;
@@ -183,7 +183,7 @@ impl World {
             return;
         }
         let which = self.random.random_range(0..self.letters.len());
-        // Some come twice.
+        // Some messages come twice.
         let letter = match self.chance(8) {
             true => self.letters[which],
             false => self.letters.swap_remove(which),
@@ -262,7 +262,7 @@ impl World {
             0 => self.kill(host, false),
             1 => self.kill(host, true),
             2 | 3 => {
-                // The source learns of it; what is under way to the destination still arrives.
+                // The source learns of it; messages in flight to the destination still arrive.
                 let connection = self.hosts[host]
                     .process
                     .as_ref()

@@ -1,4 +1,4 @@
-//! What a source's process does with its engine's actions.
+//! The source's process, which carries out its engine's actions.
 
 use verbatim_mirror::decision::{Answer, Ask, Role, SessionId, decided};
 use verbatim_mirror::{Action, Event, Failure, Op, Report, RequestId, Standing};
@@ -76,7 +76,7 @@ impl World {
     }
 
     fn reply(&mut self, host: usize, id: RequestId, result: Result<(), Failure>) {
-        // A change may still have to be sent: its data stays.
+        // A change may still have to be sent: its data stay.
         let process = self.process_mut(host);
         process.open.remove(&id);
         let data = process.requests[&id].clone();
@@ -128,7 +128,7 @@ impl World {
         }
     }
 
-    /// The operator wants it moved.
+    /// An operator orders a move.
     pub(super) fn migrate(&mut self, host: usize) {
         let id = SessionId(self.number().into());
         let process = self.process_mut(host);
@@ -249,7 +249,7 @@ impl World {
             sidecar: next,
             purpose: Purpose::Decided,
         });
-        // A tenant that is held here need not wait for the writing.
+        // A tenant that is held here need not wait for the write.
         let event = match answer {
             Answer::Committed => Event::Moved,
             _ => Event::Release,
@@ -257,7 +257,7 @@ impl World {
         self.engine(host, event);
     }
 
-    /// An I/O of the engine has come to its end.
+    /// An I/O of the engine has ended.
     pub(super) fn local_done(&mut self, host: usize, what: For, io: Io, result: Result<(), Failure>) {
         let process = self.process_mut(host);
         match what {

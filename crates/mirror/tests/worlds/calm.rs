@@ -1,4 +1,5 @@
-//! The way out of a world: everything is started and mounted again, and operators say what the documentation tells them to.
+//! The way out of a world: everything is started and mounted again, and operators decide as the documentation
+//! tells them.
 
 use verbatim_mirror::decision::{Here, Keep, Overruled, Record, Role, Sidecar, serves_by_word};
 use verbatim_mirror::together;
@@ -9,7 +10,7 @@ use super::{Folder, Rules, Step, World};
 const LONG: usize = 300;
 
 impl World {
-    /// What is wrong with the way out of this world, if anything.
+    /// The fault in the way out of this world, if there is one.
     pub fn way_out(&self, rules: &Rules) -> Result<(), String> {
         if self.is_lost {
             return Ok(());
@@ -19,7 +20,7 @@ impl World {
             return self.is_told(&rules);
         }
         let mut world = self.clone();
-        // Folders stay full, and what was running goes on: nobody may wait for room.
+        // Folders stay full, and processes go on: nothing may wait for room.
         if world
             .hosts
             .iter()
@@ -34,7 +35,7 @@ impl World {
         }
         world.repair(true);
         world.settle(&rules)?;
-        // A question that was under way when an operator decided.
+        // A question may have been in flight when an operator decided.
         if world.has_lied {
             return world.is_told(&rules);
         }
@@ -52,7 +53,7 @@ impl World {
         Ok(())
     }
 
-    /// A destination that has once known it answers; and a commit that was told is followed.
+    /// A destination that has known the volume answers; and a commit that was told is followed.
     fn nobody_waits(&self) -> Result<(), String> {
         for host in 0..self.hosts.len() {
             let by = self.copy(host).and_then(promised_to);
@@ -84,7 +85,7 @@ impl World {
         (self.faults, self.moves, self.writes) = (0, 0, 0);
     }
 
-    /// Everything that goes on by itself, to its end.
+    /// Carries out everything that goes on by itself, to its end.
     fn settle(&mut self, rules: &Rules) -> Result<(), String> {
         let quiet = Rules {
             grows: false,
@@ -94,7 +95,7 @@ impl World {
             for host in 0..self.hosts.len() {
                 if let Some(process) = &mut self.hosts[host].process {
                     process.moving = None;
-                    // A resize that has not come to its end is one that was not told.
+                    // A resize that has not ended was not told.
                     process.grows &= process.told > 1;
                 }
             }
@@ -102,7 +103,8 @@ impl World {
             let steps = self.steps(&quiet);
             let is_due = |step: &&Step| match step {
                 Step::Start(_) | Step::Note(_) => true,
-                // A copy that is being filled anew does not hear of a session that is over, and nobody waits for that.
+                // A copy that is being filled again does not learn the end of an old session, and nothing
+                // waits for that.
                 Step::Look(_) | Step::Tell { .. } => {
                     let mut tried = self.clone();
                     tried.go(**step, &quiet);
@@ -111,7 +113,8 @@ impl World {
                 Step::Decide { is_committed, .. } => !is_committed,
                 _ => false,
             };
-            // Answers come before questions, or these would be asked again and again. A host that gives no answer stands in no other one's way.
+            // Answers come before questions: otherwise these would be asked again and again. A host without
+            // an answer blocks no other.
             let next = steps.iter().find(is_due).copied();
             let next = next.or(self.letters.len().checked_sub(1).map(Step::Deliver));
             let is_heard = |step: &&Step| matches!(step, Step::Ask(_)) && self.is_heard(**step, &quiet);
@@ -128,7 +131,7 @@ impl World {
         Ok(())
     }
 
-    /// Whether an answer to that question changes anything.
+    /// Whether an answer to this question changes anything.
     fn is_heard(&self, question: Step, rules: &Rules) -> bool {
         let mut world = self.clone();
         world.go(question, rules);
@@ -149,14 +152,15 @@ impl World {
         }
     }
 
-    /// Which host serves, after the words that are needed for it. None where nothing is promised any more.
+    /// The host that serves, after the necessary decisions of operators. `None` if nothing is promised any
+    /// more.
     fn is_served(&mut self, when: &str, rules: &Rules) -> Result<Option<usize>, String> {
         for _ in 0..2 {
             let serving = (0..self.hosts.len()).find(|&host| self.serves(host));
             if serving.is_some() {
                 return Ok(serving);
             }
-            // Data that were cut are refused, and an operator brings them from elsewhere.
+            // Cut data are refused, and an operator restores them from elsewhere.
             let is_cut = |host: usize| {
                 let here = self.durable_copy(host);
                 let length = self.hosts[host].place.as_ref().map_or(0, |disk| disk.length);
@@ -167,10 +171,10 @@ impl World {
             }
             for host in 0..self.hosts.len() {
                 if self.here(host) == Here::Unknown && self.hosts[host].is_old {
-                    // Its word may not be true, and then nothing is promised.
+                    // The old sidecar may be wrong, and then nothing is promised.
                     return Ok(None);
                 }
-                // A promise that came when its session was over: nobody tells it any more.
+                // A promise that came after the end of its session gets no decision.
                 let is_told = self.agents.iter().all(|agents| agents.notes == [false; 2]);
                 if let Some(here) = self.copy(host).cloned()
                     && is_told
@@ -205,7 +209,7 @@ impl World {
                         Role::Deciding { to, .. } => to.parse::<usize>().ok(),
                         _ => None,
                     });
-                    // A host that is there, and knows, must have said it.
+                    // A host with the answer must have given it.
                     if to.is_some_and(|to| !matches!(self.here(to), Here::Nothing | Here::Unknown)) {
                         return Err(format!("{when}: {host} waits for a host that knows"));
                     }
@@ -217,7 +221,7 @@ impl World {
         Err(format!("{when}: no copy serves"))
     }
 
-    /// The volume can be moved there, with the words that refusals name.
+    /// Moves the volume, with the decisions that refusals ask for.
     fn moves_to(&mut self, host: usize, to: usize, rules: &Rules) -> Result<(), String> {
         let plain = Rules {
             grows: false,
@@ -237,8 +241,8 @@ impl World {
                         Step::Connect(_) | Step::Copy { .. } | Step::FlushMirror(_) | Step::Hold(_)
                     ),
                 });
-                // Questions come last: a host that does not know its own copy answers none, and is asked for ever. A move to another host does not
-                // wait for it.
+                // Questions come last: a host that does not know its own copy answers none, and is asked
+                // forever. A move to another host does not wait for it.
                 let due = due.min_by_key(|step| matches!(step, Step::Ask(_)));
                 let letters = self.letters.len().checked_sub(1);
                 let next = letters.map(Step::Deliver).or(due);
@@ -254,7 +258,7 @@ impl World {
             }
             self.well()?;
             if self.here(to) == Here::Nothing {
-                // A file that lies in the way is moved out of it.
+                // A file that is in the way is moved away.
                 (self.hosts[to].place, self.hosts[to].away) = (None, None);
             }
             if self.here(to) != Here::Nothing && !self.serves(to) && self.serves(host) {
@@ -279,7 +283,7 @@ impl World {
             .overruled
             .iter()
             .any(|session| world.committed.contains(session));
-        // A host that has forgotten, or does not know, cannot say it.
+        // A host that has forgotten the session, or does not know its copy, cannot tell.
         let cannot = world.hosts.iter().any(|host| host.has_forgotten || host.is_old);
         if world.is_shouted || cannot {
             return Ok(());
@@ -299,13 +303,13 @@ impl World {
                 ));
             }
         }
-        // Who has been told by the copy after that one does not know it any more.
+        // A source that has got a later copy no longer knows.
         let is_committed = |it: &Overruled| world.committed.contains(&(it.session.0 as u8));
         let kept = (0..world.hosts.len()).any(|host| {
             let here = world.durable_copy(host);
             here.is_some_and(|here| here.may_serve() && here.overruled.iter().any(is_committed))
         });
-        // Of a session of the agents the copy need not note it, and has to.
+        // After a session of the agents the copy need not have a note, and has to learn it.
         let kept_together = world.agents.iter().any(|agents| {
             let here = world.durable_copy(agents.from);
             agents.kept.is_some()

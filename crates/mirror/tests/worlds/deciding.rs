@@ -1,4 +1,4 @@
-//! Which copy serves: promises, questions and answers, and what agents tell.
+//! Decisions which copy serves: promises, questions and answers, and the agents' decisions.
 
 use verbatim_mirror::decision::{
     Answer, Ask, Heard, Offer, Record, Role, Verdict, all_overruled, answer, decided, deciding, has_left,
@@ -10,7 +10,7 @@ use super::steps::{name, session};
 use super::{Disk, ID, Letter, Poison, Question, Quirk, Rules, World};
 
 impl World {
-    /// The tenant is held, which is written down.
+    /// Holds the tenant, and writes that down.
     pub(super) fn hold(&mut self, host: usize) {
         let moving = self
             .process(host)
@@ -34,7 +34,7 @@ impl World {
         let Some(by) = moving.by else {
             return;
         };
-        // The destination promises, or not: an answer that is lost is one that was not given.
+        // The destination promises or refuses; a lost answer counts as none.
         self.process_mut(host).moving = None;
         if self.process(moving.to).is_none() {
             return;
@@ -197,13 +197,13 @@ impl World {
         self.committed.push(session);
         self.has_lied |= self.overruled.contains(&session);
         let length = self.copy(host).map_or(0, |here| here.length);
-        // One that was cut, or is another, is not opened.
+        // A copy that was cut, or is another one, is not opened.
         let is_whole = |disk: &&Disk| disk.is_it && u64::from(disk.length) >= length;
         if !self.has_lied
             && let Some(disk) = self.hosts[host].place.as_ref().filter(is_whole)
         {
             let durable = disk.durable;
-            // Of a rescue it is what there was.
+            // A rescue takes the data as they were.
             let is_rescue =
                 (0..self.hosts.len()).any(|host| self.durable_copy(host).is_some_and(|here| here.suspect));
             for (cell, &value) in durable.iter().enumerate() {
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// An agent tells its daemon.
+    /// An agent tells its daemon the decision.
     pub(super) fn tell(&mut self, which: usize, side: usize, rules: &Rules) {
         let agents = self.agents[which].clone();
         let host = if side == 0 { agents.from } else { agents.to };

@@ -8,11 +8,11 @@ use rand::{Rng, SeedableRng};
 
 use super::{Rules, Step, World};
 
-/// Goes through all worlds. How many there are; or what was found, and how it came.
+/// Explores all worlds. Returns their number, or the violation with the way to it.
 pub fn explore(rules: &Rules, most: usize) -> Result<usize, String> {
     let hasher = RandomState::new();
     let first = World::new(rules);
-    // Worlds that are equal are gone through once.
+    // Equal worlds are explored once.
     let mut seen = HashSet::from([hasher.hash_one(&first)]);
     let mut left: Vec<(World, Option<usize>)> = vec![(first, None)];
     let mut ways: Vec<(Option<usize>, Step)> = Vec::new();
@@ -53,7 +53,7 @@ fn told(ways: &[(Option<usize>, Step)], mut way: Option<usize>) -> String {
     steps.join("\n  ")
 }
 
-/// One way. How many steps it had; or what was found, and how it came.
+/// Walks one way. Returns its number of steps, or the violation with the way to it.
 pub fn stroll(seed: u64, rules: &Rules, longest: usize) -> Result<usize, String> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut world = World::new(rules);
@@ -75,7 +75,7 @@ pub fn stroll(seed: u64, rules: &Rules, longest: usize) -> Result<usize, String>
         let is_over = world.is_lost || world.has_lied;
         let found = match &world.wrong {
             Some(wrong) => Err(wrong.clone()),
-            // Looking for the way out takes longer than the way.
+            // The search for the way out takes longer than the way.
             None if is_over || random.random_ratio(1, 8) => world.way_out(rules),
             None => Ok(()),
         };

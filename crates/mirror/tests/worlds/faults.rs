@@ -1,4 +1,4 @@
-//! What fails.
+//! Faults.
 
 use verbatim_mirror::Op;
 use verbatim_mirror::decision::Role;
@@ -10,12 +10,12 @@ use super::{CELLS, Disk, Folder, Quirk, Rules, World};
 pub enum Fault {
     Kill(usize),
     Power(usize),
-    /// The connection to the destination.
+    /// The connection to the destination fails.
     Link(usize),
-    /// A flush of the copy that serves. Its pages are clean afterwards, and wrong.
+    /// A flush of the copy that serves fails. Its pages are clean afterwards, and wrong.
     Flush(usize),
     FlushMirror(usize),
-    /// A mount is missing, or somebody has moved the data away.
+    /// A mount is missing, or the data were moved away.
     Hide(usize),
     /// Another disk has the name.
     Swap(usize),
@@ -23,7 +23,7 @@ pub enum Fault {
     Cut(usize),
     Full(usize),
     ReadOnly(usize),
-    /// Neither read nor written.
+    /// The folder can neither be read nor written.
     Broken(usize),
     /// The state folder is restored from a backup while the daemon is away.
     Restore(usize),
@@ -121,7 +121,7 @@ impl World {
                 (disk.length, disk.has_rest) = (disk.length - 1, false);
                 let cell = usize::from(disk.length);
                 (disk.cache[cell], disk.durable[cell], disk.is_dirty[cell]) = (0, 0, false);
-                // What was there is lost; it must not be served as if it were not.
+                // The cut content is lost, and must not be served as if it were not.
             }
             Fault::Full(host) => self.hosts[host].folder = Folder::Full,
             Fault::ReadOnly(host) => self.hosts[host].folder = Folder::ReadOnly,
@@ -134,8 +134,9 @@ impl World {
             }
             Fault::Replace(host) => {
                 let here = self.hosts[host].last_copy();
-                // Where the copy there was the only one that may serve, nothing is promised. A state folder that was restored says what was before,
-                // and not what has gone with the disks: a promise to a session that is still committed, or the copy that serves.
+                // If the host had the only copy that may serve, nothing is promised. A restored state folder
+                // describes an earlier state, and not the state that was lost with the disks: a promise to a
+                // session that is still committed, or the copy that serves.
                 self.is_lost |= here.is_some_and(|here| {
                     !matches!(
                         here.role,

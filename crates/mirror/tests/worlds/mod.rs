@@ -1,15 +1,17 @@
-//! Three hosts whose disks, folders and operators are what they are in life: coarse steps, of which each is durable or not there, so that all
-//! orders can be gone through.
+//! Three hosts with realistic disks, folders and operators. Steps are coarse, and each is either durable or
+//! has not happened, so that all orders can be explored.
 //!
-//! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`); what is made up here is what surrounds them.
+//! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`);
+//! only their surroundings are modelled.
 //!
 //! Operators may say what is not true. Then nothing is promised but that it is told: a copy of which a word was said says that two serve, or none.
 //!
 //! Destinations are of an earlier release where that is worse: one whose copy is promised to a session answers that it knows nothing.
 //!
-//! What is checked in each world: at most one copy serves, unless an operator has said what is not true; what was flushed and acknowledged is on the disk of
-//! the copy that serves, and within the length that clients see. And out of each world there is a way: with everything started and mounted again, and the
-//! words that the documentation names, one copy serves and can be moved to each of the others.
+//! Checks in each world: at most one copy serves, unless an operator was wrong; flushed and acknowledged data
+//! are on the disk of the copy that serves, and within the length that clients see. And there is a way out of
+//! each world: when everything is started and mounted again, and operators decide as the documentation tells
+//! them, one copy serves and can be moved to each of the other hosts.
 
 mod calm;
 mod deciding;
@@ -32,44 +34,44 @@ pub const CELLS: usize = 2;
 pub const ID: VolumeId = VolumeId(7);
 pub type Value = u8;
 
-/// Faults of earlier code, each put back by one word.
+/// Faults of earlier code, each put back by one condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quirk {
     /// After a failed flush the next session compares with the page cache.
     ComparesWithTheCache,
-    /// That a flush has failed is forgotten when the data are opened again.
+    /// A failed flush is forgotten when the data are opened again.
     ForgetsAtReopen,
     /// A connection of the same session goes on after a failed flush.
     RetriesWithinTheSession,
-    /// A flush whose result a killed process took along is not looked for.
+    /// A flush that a killed process has left without a result is not looked for.
     ForgetsCutOffFlush,
-    /// The other one's success of two flushes at once, or a write, is answered before the failure is written down.
+    /// The success of a simultaneous flush, or of a write, is answered before the failure is written down.
     AnswersBeforeNoted,
     /// An `Incoming` of a higher base proves nothing.
     BaseProvesNothing,
-    /// A deletion leaves nothing, and nothing is known of what an offer was based on.
+    /// A deletion leaves no tombstone, and the base of an offer is not noted.
     DeleteForgets,
-    /// Opening makes what is missing.
+    /// Opening makes missing data.
     OpenMakes,
-    /// Opening cuts what is longer.
+    /// Opening cuts longer data.
     OpenCuts,
-    /// Opening lengthens what is shorter.
+    /// Opening lengthens shorter data.
     OpenLengthens,
-    /// Opening takes whatever is there.
+    /// Opening takes any data.
     OpenTakesAnother,
-    /// A decision is acknowledged by a host that does not know what its copy is.
+    /// A host that does not know its copy's state acknowledges a decision.
     SettlesUnknown,
-    /// Each start writes the sidecar anew.
+    /// Each start writes the sidecar again.
     RewritesAtStart,
-    /// A new size is told before it is durable.
+    /// A new size is announced before it is durable.
     TellsSizeFirst,
     /// The commit's sidecar needs room.
     CommitNeedsRoom,
     /// A copy that an operator keeps keeps its generation.
     KeepsWithoutRaising,
-    /// A copy that an operator keeps asks no more.
+    /// A copy that an operator keeps no longer asks.
     KeepsWithoutAsking,
-    /// The same where its session of the agents would have decided.
+    /// The same for a copy in a session of the agents.
     KeepsTogetherWithoutAsking,
     /// A copy that an operator has made an old one, or a destination that he has decided, asks no more.
     LeavesWithoutAsking,
@@ -106,7 +108,7 @@ pub const QUIRKS: [Quirk; 22] = [
     Quirk::BelievesOldSidecar,
 ];
 
-/// What may happen, and how often.
+/// The possible events, and their limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub hosts: usize,
@@ -117,25 +119,25 @@ pub struct Rules {
     pub grows: bool,
     /// Moves are sessions of the agents.
     pub sessions: bool,
-    /// Faults of disks: flushes, power, files that are missing, others', cut.
+    /// Faults of disks: flushes, power, missing files, other files, cut files.
     pub disks: bool,
     /// Faults of folders, and copies that are deleted or lost.
     pub folders: bool,
-    /// Words of operators.
+    /// Decisions of operators.
     pub operators: bool,
     pub quirk: Option<Quirk>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Disk {
-    /// False: another one, that has the name.
+    /// False: another disk with the same name.
     pub is_it: bool,
     pub length: u8,
     pub durable: [Value; CELLS],
-    /// As programs see it.
+    /// The content that programs read.
     pub cache: [Value; CELLS],
     pub is_dirty: [bool; CELLS],
-    /// Something of somebody else's lies behind it, as on a larger device.
+    /// Other data lie behind the volume's, as on a larger device.
     pub has_rest: bool,
 }
 
@@ -155,7 +157,7 @@ impl Disk {
         (self.cache[cell], self.is_dirty[cell]) = (value, true);
     }
 
-    /// Linux: what could not be written is clean and stays.
+    /// Flushes as Linux does: pages that could not be written are clean and stay.
     pub fn flush(&mut self, is_good: bool) {
         for cell in 0..CELLS {
             if std::mem::take(&mut self.is_dirty[cell]) && is_good {
@@ -170,18 +172,18 @@ impl Disk {
     }
 }
 
-/// Takes what is written.
+/// State of a folder for writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Folder {
     Good,
-    /// Only where room was made ahead.
+    /// Only writes into room that was made ahead succeed.
     Full,
     ReadOnly,
-    /// Nor is it read.
+    /// Reads fail, too.
     Broken,
 }
 
-/// What a process knows of its copy.
+/// A process' knowledge of its copy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Row {
     Unknown,
@@ -196,7 +198,7 @@ pub struct Moving {
     pub is_rescue: bool,
     pub by: Option<u8>,
     pub is_linked: bool,
-    /// It is the process that has acknowledged everything so far.
+    /// The destination's process is the one that has acknowledged everything so far.
     pub keeps: bool,
     pub has: [bool; CELLS],
     pub is_flushed: bool,
@@ -222,7 +224,7 @@ pub struct Process {
     pub row: Row,
     /// The data are open.
     pub is_open: bool,
-    /// As clients see it, while it serves.
+    /// The size that clients see, while the copy serves.
     pub told: u8,
     pub grows: bool,
     pub trust: Trust,
@@ -234,24 +236,24 @@ pub struct Process {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Host {
     pub record: Option<Record>,
-    /// As it was before the last change: what a backup has.
+    /// The record before the last change: the content of a backup.
     pub backup: Option<Option<Record>>,
-    /// The data remember a later one.
+    /// The data have seen a later record.
     pub is_old: bool,
     pub folder: Folder,
-    /// At the path.
+    /// The data at the path.
     pub place: Option<Disk>,
-    /// What belongs at the path, and is elsewhere.
+    /// The data that belong at the path, and are elsewhere.
     pub away: Option<Disk>,
-    /// The note in the runtime folder: a flush is under way, or was when its process ended.
+    /// The note in the runtime folder: a flush is in progress, or was when its process ended.
     pub is_flushing: bool,
     pub process: Option<Process>,
-    /// Nothing is left of what it knew: its disks are new, or an operator wanted it so.
+    /// The host has lost its knowledge: its disks are new, or an operator has deleted everything.
     pub has_forgotten: bool,
 }
 
 impl Host {
-    /// The copy by what was written last, whatever was restored since.
+    /// The copy by the last write, even if an older record was restored since.
     pub fn last_copy(&self) -> Option<&Sidecar> {
         let last = match (self.is_old, &self.backup) {
             (true, Some(later)) => later,
@@ -305,11 +307,11 @@ pub struct Agents {
     pub to: usize,
     pub is_promised: bool,
     pub decision: Option<bool>,
-    /// The decision by an operator's word.
+    /// The decision by an operator.
     pub said: Option<bool>,
-    /// The generation of the source, where that word has kept it.
+    /// The generation of the source that this decision has kept.
     pub kept: Option<u64>,
-    /// What is still to be told: to the source's daemon, and the destination's.
+    /// Whether the source's daemon, and the destination's, still have to be told.
     pub notes: [bool; 2],
 }
 
@@ -320,19 +322,19 @@ pub struct World {
     pub agents: Vec<Agents>,
     pub sessions: u8,
     pub values: Value,
-    /// What the tenant was promised, by cell.
+    /// The promises to the tenant, by cell.
     pub acknowledged: [Value; CELLS],
     pub flushed: [Value; CELLS],
     /// Sessions that were committed.
     pub committed: Vec<u8>,
-    /// Sessions of which an operator has said that they never will be.
+    /// Sessions that never will be committed, by an operator's decision.
     pub overruled: Vec<u8>,
     /// Words that put another copy in the place of the one that they were said of, or this one in that one's.
     pub said: Vec<Said>,
     pub faults: u8,
     pub moves: u8,
     pub writes: u8,
-    /// An operator has said what is not true.
+    /// An operator's decision was wrong.
     pub has_lied: bool,
     /// A copy has said that two have served, or that none does.
     pub is_shouted: bool,
@@ -412,7 +414,7 @@ impl World {
         }
     }
 
-    /// Whether clients are answered there.
+    /// Whether this host answers clients.
     pub fn serves(&self, host: usize) -> bool {
         self.copy(host).is_some_and(Sidecar::may_serve) && self.process(host).is_some_and(|it| it.is_open)
     }
@@ -432,7 +434,7 @@ impl World {
         }
     }
 
-    /// Whether the data there are those of the copy, and are opened.
+    /// Whether the data on this host are the copy's, and are opened.
     pub fn opens(&mut self, host: usize, length: u64, rules: &Rules) -> bool {
         let noted = Noted {
             kind: Some(Kind::File),
@@ -456,7 +458,7 @@ impl World {
         )
     }
 
-    /// A process begins.
+    /// Starts a process.
     pub fn start(&mut self, host: usize, rules: &Rules) {
         self.hosts[host].process = Some(Process {
             row: Row::Unknown,
@@ -471,7 +473,7 @@ impl World {
         self.look(host, rules);
     }
 
-    /// A process that does not know what it has, or whose data are not there, looks (again).
+    /// A process with an unknown copy, or without its data, looks (again).
     pub fn look(&mut self, host: usize, rules: &Rules) {
         let place = &mut self.hosts[host];
         let process = place.process.as_mut().expect("it runs");
@@ -490,13 +492,13 @@ impl World {
             let is_seen = with_data.is_some() || !matches!(place.record, Some(Record::Copy(_)));
             let age = opening::age(in_sidecar, with_data);
             let believes = rules.quirk == Some(Quirk::BelievesOldSidecar);
-            // A restored sidecar beside data that are away is believed by the daemon until they come, and nothing is promised of that. Here it is
-            // not believed, so that the world goes on.
+            // Beside data that are away, the daemon believes a restored sidecar until they come, and promises
+            // nothing. Here it is not believed, so that the world goes on.
             if !believes && (age == Age::Old || !is_seen && place.is_old) {
                 return;
             }
-            // A folder without a trace of the volume, from before it came there, and data that are somewhere else: nothing here says that there
-            // was more. This host decides nothing (`NotKnown`), as one whose disks are new.
+            // The folder is from before the volume came there, and the data are elsewhere: nothing on this
+            // host shows that there was more. It decides nothing (`NotKnown`), like a host with new disks.
             place.has_forgotten |= place.is_old && with_data.is_none();
             process.row = Row::Known(place.record.clone());
         }
@@ -559,7 +561,7 @@ impl World {
         is_noted
     }
 
-    /// Makes a record durable. `has_room`: where that needs no room.
+    /// Makes a record durable. `has_room`: the write needs no room.
     pub fn put(&mut self, host: usize, record: Option<Record>, has_room: bool) -> bool {
         let place = &mut self.hosts[host];
         match place.folder {
@@ -584,7 +586,7 @@ impl World {
         }
     }
 
-    /// After each step.
+    /// Checks after each step.
     pub fn check(&mut self) {
         if self.wrong.is_some() || self.has_lied || self.is_lost {
             return;

@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// Whether what was acknowledged so far counts; none: refused.
+    /// Whether acknowledgements so far count; `None` for a refusal.
     pub(super) fn offered(&mut self, from: usize, moving: &Moving, rules: &Rules) -> Option<bool> {
         let to = moving.to;
         let source = self.copy(from).expect("it serves");
@@ -115,7 +115,7 @@ impl World {
             next.floor = 0;
         }
         if is_new {
-            // The file is made; what somebody has there otherwise is refused.
+            // The file is made; a file of another owner is refused.
             if self.hosts[to].place.is_some() || self.hosts[to].away.is_some() {
                 return None;
             }
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// The destination flushes, which succeeds or does not.
+    /// The destination flushes, with success or not.
     pub fn flush_mirror(&mut self, host: usize, is_good: bool, rules: &Rules) {
         let moving = self
             .process(host)
@@ -225,7 +225,7 @@ impl World {
                     .expect("it moves")
                     .is_flushed = true;
             }
-            // It is told with the first one.
+            // The failure is reported with the first one.
             Poison::Unnoted if rules.quirk != Some(Quirk::AnswersBeforeNoted) => {}
             Poison::Unnoted => {
                 process.filling.as_mut().expect("it fills").is_flushed = true;

@@ -1,4 +1,4 @@
-//! What operators say, at any moment.
+//! Decisions of operators, at any moment.
 
 use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced, revived};
 use verbatim_mirror::{together, trust};
@@ -10,7 +10,7 @@ use super::{Quirk, Row, Rules, Said, World};
 pub enum Word {
     Delete(usize),
     Keep(usize, bool),
-    /// That a suspect copy is good, or what a sidecar of unknown age says.
+    /// A suspect copy is good, or a sidecar of unknown age is right.
     Accept(usize),
     /// That all copies are lost that served after this one.
     Revive(usize),
@@ -94,7 +94,7 @@ impl World {
             Some(here) if rules.quirk != Some(Quirk::DeleteForgets) => Some(Record::Gone {
                 gone: Tombstone::of(here),
             }),
-            // The second word, or that of somebody who does not know what it is.
+            // The second deletion, or one of a copy whose state is unknown.
             _ => None,
         };
         if self.hosts[host].record == next {
@@ -107,7 +107,7 @@ impl World {
         self.is_lost |= durable.is_some_and(|here| {
             here.may_serve() || knows_nothing && !matches!(here.role, Role::Moved { .. } | Role::Incomplete)
         });
-        // What a sidecar that was restored does not say.
+        // A restored sidecar does not name lost data.
         self.is_lost |= knows_nothing && self.hosts[host].is_old;
         let place = &mut self.hosts[host];
         (place.place, place.away, place.is_old) = (None, None, false);
@@ -234,7 +234,7 @@ impl World {
             return;
         }
         let record = self.hosts[host].record.clone();
-        // It says what was; whether that is so, nobody here knows.
+        // The record describes an earlier state; its truth is unknown here.
         self.has_lied = true;
         self.hosts[host].is_old = false;
         self.process_mut(host).row = Row::Known(record);

@@ -1,4 +1,4 @@
-//! What the copy that serves does: writes, failures that are written down, a new size.
+//! The copy that serves: writes, noted failures, a new size.
 
 use verbatim_mirror::decision::{Record, Sidecar};
 use verbatim_mirror::resize::{self, Lengths};
@@ -31,7 +31,7 @@ impl World {
         }
     }
 
-    /// The copy is written down as suspect; who waits hears of it.
+    /// Notes that the copy is suspect; the waiting requests fail.
     pub(super) fn note(&mut self, host: usize, rules: &Rules) {
         let Some(sidecar) = self.copy(host) else {
             self.process_mut(host).poison = Poison::Noted;
@@ -53,7 +53,7 @@ impl World {
         if process.poison == Poison::Unnoted {
             process.poison = Poison::Noted;
             let session = process.filling.as_ref().map(|filling| filling.session);
-            // The source hears of it, if they are connected.
+            // The source learns it, if they are connected.
             for source in 0..self.hosts.len() {
                 if let Some(process) = &mut self.hosts[source].process
                     && let Some(moving) = &process.moving

@@ -1,4 +1,4 @@
-//! What may happen next, and that it happens.
+//! The possible steps, and their execution.
 
 use verbatim_mirror::decision::{Role, SessionId, Sidecar};
 use verbatim_mirror::trust::May;
@@ -8,14 +8,14 @@ use super::faults::Fault;
 use super::operators::Word;
 use super::{CELLS, Poison, Process, Quirk, Row, Rules, World};
 
-/// One thing that may happen.
+/// One possible step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     Start(usize),
     Look(usize),
     Write(usize),
     Flush(usize),
-    /// That a flush has failed is written down.
+    /// The note of a failed flush becomes durable.
     Note(usize),
     Migrate {
         host: usize,
@@ -55,7 +55,7 @@ pub fn name(host: usize) -> String {
 }
 
 impl World {
-    /// All that may happen now.
+    /// All possible steps now.
     pub fn steps(&self, rules: &Rules) -> Vec<Step> {
         let mut steps = Vec::with_capacity(64);
         for host in 0..self.hosts.len() {
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// It happens.
+    /// Executes a step.
     pub fn go(&mut self, step: Step, rules: &Rules) {
         match step {
             Step::Start(host) => self.start(host, rules),

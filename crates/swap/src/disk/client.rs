@@ -1,4 +1,4 @@
-//! Clients: requests come in, answers go out, neither waits.
+//! Clients: requests come in, answers go out, and neither waits.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -19,10 +19,10 @@ const PIECES: usize = MAX_REQUEST as usize / SLOT_BYTES + 1;
 const INPUT_BYTES: usize = 64 << 10;
 const OUTPUT_BYTES: usize = 256 << 10;
 
-/// Data from here on are received where they belong.
+/// Data from this size on are received directly into their slot.
 const DIRECT_BYTES: usize = 16 << 10;
 
-/// Answers that a client has not taken; it is not listened to while there are more.
+/// Most answers that a client has not taken; beyond this number its requests are not read.
 const MAX_READY: usize = 4 * SLOTS as usize;
 
 pub type RequestId = u16;
@@ -36,7 +36,7 @@ pub struct Request {
     bytes: usize,
     slots: [SlotId; PIECES],
     pieces: usize,
-    /// Pieces that have no answer yet.
+    /// Pieces without an answer.
     left: usize,
     error: u32,
 }
@@ -55,18 +55,18 @@ pub struct Client {
     input: Box<[u8]>,
     from: usize,
     to: usize,
-    /// The write whose data come, and how many there are.
+    /// The write whose data are being received, and the number of bytes received.
     taking: Option<(RequestId, usize)>,
-    /// Data that are thrown away.
+    /// Bytes of data to discard.
     skip: usize,
     ready: VecDeque<Ready>,
-    /// The answer that is in the output as far as that.
+    /// The answer that is partly in the output, and the number of its bytes there.
     current: Option<(RequestId, usize)>,
     output: Vec<u8>,
     sent: usize,
-    /// It waits for slots, or for its client to take answers.
+    /// The connection waits for slots, or for its client to take answers.
     is_held_up: bool,
-    /// What is waited for at its socket.
+    /// Events that are awaited at the socket.
     interest: EventFlags,
 }
 
@@ -75,26 +75,26 @@ impl Client {
         self.is_held_up
     }
 
-    /// It is the device's, which is there whether somebody uses it or not.
+    /// The client is the kernel, for the device; it is connected whether the device is in use or not.
     pub fn is_kernel(&self) -> bool {
         self.is_kernel
     }
 }
 
-/// What becomes of a client.
+/// Next step of a client.
 enum Step {
-    /// There may be more at once.
+    /// There may be another request at once.
     Again,
-    /// It has nothing, or must wait.
+    /// There is no request, or it has to wait.
     Wait,
     Gone,
 }
 
 impl Disk {
-    /// A new one.
+    /// Adds a client.
     pub(super) fn client(&mut self, stream: UnixStream, is_kernel: bool) {
         let Some(at) = self.clients.iter().position(Option::is_none) else {
-            // It sees the end of its connection.
+            // The client sees the end of its connection.
             return;
         };
         if self.register(&stream, at as u64).is_err() {
@@ -119,10 +119,10 @@ impl Disk {
         });
     }
 
-    /// Takes what a client has sent.
+    /// Handles the requests that a client has sent.
     pub(super) fn serve(&mut self, at: usize) {
         if !self.listens() {
-            // What it asks waits in its socket.
+            // The client's requests wait in its socket.
             if let Some(client) = &mut self.clients[at] {
                 client.is_held_up = true;
             }
@@ -137,7 +137,7 @@ impl Disk {
         }
     }
 
-    /// Those who had to wait are listened to again.
+    /// Reads requests again of clients that had to wait.
     pub(super) fn listen_again(&mut self) {
         for at in 0..CLIENTS {
             if let Some(client) = &mut self.clients[at] {
@@ -152,7 +152,7 @@ impl Disk {
             return;
         };
         let _ = epoll::delete(&self.epoll, &client.stream);
-        // What was begun comes to its end; what was not begun is nobody's.
+        // Requests that have begun end normally; others are dropped.
         if let Some((request, _)) = client.taking {
             let of = self.requests[usize::from(request)]
                 .take()
@@ -212,7 +212,7 @@ impl Disk {
         }
     }
 
-    /// The data of a write, to where they belong.
+    /// Receives the data of a write into their slot.
     fn take_data(&mut self, at: usize, id: RequestId, taken: usize) -> Step {
         let request = self.requests[usize::from(id)]
             .as_ref()
@@ -254,7 +254,7 @@ impl Disk {
         Step::Again
     }
 
-    /// A request whose head is at the beginning of the input.
+    /// Begins a request whose head is at the beginning of the input.
     fn begin(&mut self, at: usize, request: &wire::Request) -> Step {
         let (op, has_data) = match request.command {
             Command::Read => (Op::Read, false),
@@ -331,7 +331,7 @@ impl Disk {
         Step::Again
     }
 
-    /// Answers without doing anything.
+    /// Answers without carrying anything out.
     fn refuse(&mut self, at: usize, request: &wire::Request, has_data: bool, code: u32) -> Step {
         let client = self.clients[at].as_mut().expect("it is served");
         client.from += REQUEST_BYTES;
@@ -383,7 +383,7 @@ impl Disk {
         }
     }
 
-    /// Its answer is sent, or nobody wants it.
+    /// The answer was sent, or its client has gone.
     fn sent(&mut self, id: RequestId) {
         let request = self.requests[usize::from(id)].take().expect("it was answered");
         if request.op != Op::Read {
@@ -395,7 +395,7 @@ impl Disk {
         }
     }
 
-    /// Sends what a client has to get, as far as it takes it; whether that was anything.
+    /// Sends a client's answers, as far as it takes them; returns whether any bytes were sent.
     pub(super) fn answer(&mut self, at: usize) -> bool {
         debug_assert!(at < CLIENTS);
         let mut has_sent = false;

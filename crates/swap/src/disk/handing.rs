@@ -5,7 +5,8 @@
 //!  there is none:           the new server is the other copy, and is filled ─► the server leaves, and that one is the only copy
 //! ```
 //!
-//! So at no time is a page nowhere but at one of two servers that could die. Until the server has gone everything can be taken back.
+//! So at no time is a page only at one of two servers that could die. Until the server has gone, everything
+//! can be undone.
 
 use verbatim_lease::{Copy, Event};
 
@@ -14,25 +15,25 @@ use super::moving::Tenure;
 use super::servers::Standing;
 use crate::link::Wanted;
 
-/// What is under way.
+/// A hand-over in progress.
 pub(super) struct Handing {
     /// The copy that leaves.
     copy: Copy,
     /// The server to which its pages go.
     to: String,
-    /// The other copy was made for it, and there is one copy in the end.
+    /// The other copy was made for the hand-over, and one copy remains in the end.
     is_one: bool,
-    /// The other copy has all that there is.
+    /// The other copy has all pages.
     is_leaving: bool,
 }
 
 impl Disk {
-    /// A server wants its pages handed over, or not any more.
+    /// A server wants its pages handed over, or no longer wants it.
     pub(super) fn hand_over_to(&mut self, copy: Copy, to: Option<String>) {
         let Some(server) = &mut self.servers[copy.index()] else {
             return;
         };
-        // Its link may have asked that one already.
+        // Its link may have asked the other server already.
         server.hand_over = to.filter(|to| *to != server.host);
         let wanted = server.hand_over.clone();
         let handing = self.handing.as_ref();
@@ -41,7 +42,7 @@ impl Disk {
         }
     }
 
-    /// Begins as soon as the disk is served here, goes nowhere, and is handed over nowhere else.
+    /// Begins when the disk is served here, goes nowhere, and has no other hand-over.
     pub(super) fn look_at_handing(&mut self) {
         let is_quiet = matches!(self.tenure, Tenure::Serves) && self.leaving.is_none();
         if !is_quiet || self.handing.is_some() {
@@ -82,7 +83,7 @@ impl Disk {
         Ok(())
     }
 
-    /// When the new server has all, the other one may leave.
+    /// Lets the server leave when the new one has all pages.
     fn look_whether_all_have_it(&mut self) {
         let Some(handing) = self.handing.as_mut().filter(|handing| !handing.is_leaving) else {
             return;
@@ -104,7 +105,7 @@ impl Disk {
         }
     }
 
-    /// A server that hands its pages over is there, perhaps again.
+    /// A server that hands its pages over is connected, perhaps again.
     pub(super) fn leaves_again(&mut self, copy: Copy) {
         let is_it = |handing: &Handing| handing.copy == copy && handing.is_leaving;
         if self.handing.as_ref().is_some_and(is_it)
@@ -115,7 +116,7 @@ impl Disk {
         }
     }
 
-    /// What is still at the server stays there.
+    /// Ends the hand-over: the remaining pages stay at the server.
     fn stays(&mut self) {
         let Some(Handing { copy, is_one, .. }) = self.handing.take() else {
             return;
@@ -125,7 +126,7 @@ impl Disk {
         };
         server.is_leaving = false;
         if is_one {
-            // What came to the new one comes back, if there is anything that this one lacks.
+            // Pages that went to the new server come back, if the old one lacks any.
             self.handing = Some(Handing {
                 copy: copy.other(),
                 to: server.host.clone(),
@@ -143,13 +144,14 @@ impl Disk {
             .is_some_and(|server| !matches!(server.standing, Standing::Down))
     }
 
-    /// A server that was to leave is back with other memory, and another one is there: there is nothing that it would be needed for.
+    /// Whether a server that was to leave is no longer needed: it is back with other memory, and the other
+    /// server is there.
     pub(super) fn needs_no_more(&self, copy: Copy) -> bool {
         let handing = self.handing.as_ref();
         handing.is_some_and(|handing| handing.copy == copy && handing.is_one) && self.is_there(copy.other())
     }
 
-    /// It is no copy any more.
+    /// Removes the server as a copy.
     pub(super) fn drop_server(&mut self, copy: Copy) {
         if let Some(server) = &self.servers[copy.index()] {
             server.want(Wanted::Goodbye);
@@ -159,7 +161,7 @@ impl Disk {
         self.handing = None;
     }
 
-    /// All pages of a copy are elsewhere. Whether that was what a server had asked for.
+    /// All pages of a copy are elsewhere. Returns whether a server had asked for that.
     pub(super) fn has_handed_over(&mut self, copy: Copy) -> bool {
         let Some(handing) = self.handing.take_if(|handing| handing.copy == copy) else {
             return false;

@@ -1,4 +1,4 @@
-//! What other threads tell the disk's.
+//! Messages of other threads to the disk's thread.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,56 +13,58 @@ use verbatim_lease::Copy;
 use crate::link::News;
 use crate::wire::Session;
 
-/// What a command wants.
+/// An order of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// How it is.
+    /// Report the state.
     Status,
-    /// The end; with `force`, even while a client uses it.
+    /// End the disk; with `force`, even while a client uses it.
     Detach {
         /// Clients get no answers any more.
         force: bool,
     },
-    /// That host may take it over in that session of the agents, which decides what becomes of it. Answered when its servers know.
+    /// This host may take the disk over in this session of the agents, which decides about it. Answered when
+    /// the disk's servers know.
     Follow {
         /// The host.
         to: String,
         /// The session.
         by: Session,
     },
-    /// Answered when no page is here alone, so that it can be held.
+    /// Answered when no page is only on this host, so that the disk can be held.
     Mirrored {
         /// The session.
         by: Session,
     },
-    /// Clients wait, and its servers get what is known of its pages. Then it waits for [`Order::Settle`].
+    /// Hold the clients, and give the servers the map of the pages. The disk then waits for
+    /// [`Order::Settle`].
     Hold {
         /// The session.
         by: Session,
     },
-    /// That session is decided. The same to whatever has no part in it.
+    /// The session is decided. Disks without a part in it get the same order.
     Settle {
         /// The session.
         by: Session,
-        /// It is the other host's.
+        /// The disk belongs to the other host.
         is_committed: bool,
     },
 }
 
-/// Something for the disk.
+/// A message to the disk.
 pub enum Message {
     /// A client that has negotiated.
     Client(UnixStream),
     /// The kernel, as the client of a device.
     Kernel(UnixStream),
-    /// From the thread that looks after a server.
+    /// News of the thread that calls a server.
     Link(Copy, Box<News>),
-    /// From a command, which waits for the answer.
+    /// An order of a command, which waits for the answer.
     Order(Order, Answer),
 }
 
-/// Where the answer to a command goes.
+/// The channel for the answer to a command.
 pub type Answer = oneshot::Sender<Result<super::Status, String>>;
 
 struct Shared {
@@ -70,12 +72,12 @@ struct Shared {
     wake: Arc<OwnedFd>,
 }
 
-/// Where that goes.
+/// The queue of messages to the disk.
 #[derive(Clone)]
 pub struct Inbox(Arc<Shared>);
 
 impl Inbox {
-    /// An empty one.
+    /// An empty inbox.
     pub fn new() -> std::io::Result<Self> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self(Arc::new(Shared {
@@ -84,21 +86,21 @@ impl Inbox {
         })))
     }
 
-    /// What is written when there is something; for others that wake the disk, too.
+    /// The descriptor that is written when there is a message; other threads may wake the disk by it, too.
     pub fn waker(&self) -> Arc<OwnedFd> {
         self.0.wake.clone()
     }
 
-    /// A message.
+    /// Adds a message.
     pub fn put(&self, message: Message) {
         let mut messages = self.0.messages.lock().unwrap_or_else(PoisonError::into_inner);
         messages.push_back(message);
         drop(messages);
-        // An eventfd takes a write unless its count is about to overflow: then it is readable, too.
+        // A write to an eventfd fails only when its count is about to overflow: then it is readable anyway.
         let _ = rustix::io::write(&*self.0.wake, &1u64.to_ne_bytes());
     }
 
-    /// From the thread that looks after a server.
+    /// Adds news of the thread that calls a server.
     pub fn link(&self, copy: Copy, news: News) {
         self.put(Message::Link(copy, Box::new(news)));
     }
@@ -107,7 +109,7 @@ impl Inbox {
         self.0.wake.as_fd()
     }
 
-    /// Not readable any more, until something new is there.
+    /// Makes the descriptor unreadable until there is a new message.
     pub(super) fn quiet(&self) {
         let _ = rustix::io::read(&*self.0.wake, &mut [0; 8]);
     }

@@ -7,8 +7,8 @@
 //!                                                    └─ rolled back ─► (detached)
 //! ```
 //!
-//! Held and ready become nothing by themselves. Each server fences the source by itself ([`crate::server`]), so that the pages are right even if the
-//! source does not hear of the commit, or goes on in spite of it.
+//! Neither `held` nor `ready` changes by itself. Each server fences the source by itself ([`crate::server`]),
+//! so that the pages are right even if the source does not learn of the commit, or goes on in spite of it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,31 +21,32 @@ use crate::block::PAGE_BYTES;
 use crate::link::Wanted;
 use crate::wire::Session;
 
-/// So long servers may take to hear of an offer.
+/// Limit for servers to learn of an offer.
 const FOLLOW_LIMIT: Duration = Duration::from_secs(10);
 
-/// So long pages that are here alone may take to their servers.
+/// Limit for pages that are only on this host to reach their servers.
 const MIRROR_LIMIT: Duration = Duration::from_secs(600);
 
-/// So long a hold may take, while the instance stands still.
+/// Limit for a hold, while the instance stands still.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 
-/// So long it is waited for what is known of the pages, when the session is committed and no server answers. Then all of them are lost.
+/// Limit for the wait for the map of the pages, when the session is committed and no server answers. After it
+/// all pages are lost.
 const TAKE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether a disk is served here.
 pub(super) enum Tenure {
-    /// It is.
+    /// The disk is served here.
     Serves,
     /// Clients wait until the session is decided.
     Held,
-    /// It comes from another host.
+    /// The disk comes from another host.
     Arrives {
         by: Session,
-        /// When the session was committed.
+        /// Time of the commit of the session.
         committed: Option<Instant>,
     },
-    /// It is that host's.
+    /// The disk belongs to this host.
     Gone(String),
 }
 
@@ -55,21 +56,22 @@ impl Tenure {
     }
 }
 
-/// It may go to another host.
+/// A disk that may go to another host.
 pub(super) struct Leaving {
     to: String,
     by: Session,
-    /// Servers that know.
+    /// Servers that know of the offer.
     offered: [bool; 2],
-    /// Servers that have what is known of the pages.
+    /// Servers that have the map of the pages.
     deposited: [bool; 2],
-    /// That, once it stands still.
+    /// The map of the pages, once the disk stands still.
     map: Option<Arc<[u8]>>,
-    /// Servers whose memory was lost since then. What they have now is not what the map speaks of, and nobody may adopt it.
+    /// Servers that have lost their memory since then. The map does not describe their new memory, which must
+    /// not be adopted.
     lost: [bool; 2],
 }
 
-/// A command that has no answer yet.
+/// A command without an answer.
 pub(super) struct Waiting {
     order: Order,
     answer: Answer,
@@ -98,12 +100,12 @@ impl Disk {
         matches!(self.tenure, Tenure::Serves | Tenure::Gone(_))
     }
 
-    /// Whether it is another host's.
+    /// Whether the disk belongs to another host.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self.tenure, Tenure::Gone(_))
     }
 
-    /// Whether it waits for a decision.
+    /// Whether the disk waits for a decision.
     pub(super) fn is_held(&self) -> bool {
         matches!(self.tenure, Tenure::Held)
     }
@@ -125,12 +127,12 @@ impl Disk {
         }
     }
 
-    /// Which copies are servers' memory.
+    /// The copies that are servers' memory.
     fn of_servers(&self) -> [bool; 2] {
         Copy::BOTH.map(|copy| self.servers[copy.index()].is_some())
     }
 
-    /// A server that is not there, and why.
+    /// The reason why a server is not ready, if one is not.
     fn why_not_ready(&self) -> Option<String> {
         let mut servers = self.servers.iter().flatten();
         let lost = servers.find(|server| !matches!(server.standing, Standing::Up(_)) || server.is_leaving)?;
@@ -196,7 +198,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether an order that waited is done, or has come to nothing.
+    /// Whether a waiting order is done, or has failed.
     fn is_done(&self, order: &Order) -> Option<Result<Status, String>> {
         let by = match order {
             Order::Follow { by, .. } | Order::Mirrored { by } | Order::Hold { by } => *by,
@@ -220,12 +222,12 @@ impl Disk {
         };
         match is_done {
             true => Some(Ok(self.status())),
-            // Nothing would come of waiting.
+            // Waiting would be in vain.
             false => self.why_not_ready().map(Err),
         }
     }
 
-    /// What follows from what was done: commands have their answers, and what waits too long is given up.
+    /// Handles the consequences for a move: answers commands, and gives up waits that take too long.
     pub(super) fn look_at_move(&mut self) {
         if matches!(self.tenure, Tenure::Held) {
             self.hand_over();
@@ -241,7 +243,7 @@ impl Disk {
             }
             let Waiting { order, answer, .. } = self.waiting.swap_remove(at);
             let said = done.unwrap_or_else(|| Err(self.too_late(&order)));
-            // Who asked may have gone.
+            // The command may have gone.
             let _ = answer.send(said);
         }
         if let Tenure::Arrives {
@@ -266,7 +268,7 @@ impl Disk {
         }
     }
 
-    /// When something of a move is given up.
+    /// The time at which a wait of a move is given up.
     pub(super) fn move_deadline(&self) -> Option<Instant> {
         let orders = self.waiting.iter().map(Waiting::limit);
         let arrival = match self.tenure {
@@ -276,7 +278,7 @@ impl Disk {
         orders.chain(arrival).min()
     }
 
-    /// Once nothing is under way, each server gets what is known of the pages.
+    /// Gives each server the map of the pages, once no request is in flight.
     fn hand_over(&mut self) {
         let goes = self.of_servers();
         let Some(leaving) = self.leaving.as_mut().filter(|leaving| leaving.map.is_none()) else {
@@ -285,7 +287,7 @@ impl Disk {
         let Some(map) = self.engine.hand_over(goes) else {
             return;
         };
-        // The host's other disk has its first server as the first copy, whatever was handed over here.
+        // The disk on the other host has its first server as the first copy, also after a hand-over here.
         let map = match goes {
             [false, true] => map.exchanged(),
             _ => map,
@@ -303,7 +305,7 @@ impl Disk {
         }
     }
 
-    /// Tells a server what it may not know of a move.
+    /// Tells a server everything about a move that it may not know.
     pub(super) fn say_again(&mut self, copy: Copy) {
         let (Some(leaving), Some(server)) = (&mut self.leaving, &self.servers[copy.index()]) else {
             return;
@@ -358,7 +360,7 @@ impl Disk {
         }
     }
 
-    /// It is another host's: who still asks here is refused.
+    /// The disk belongs to another host: further requests here are refused.
     pub(super) fn gone_to(&mut self, to: String) {
         if !self.is_gone() {
             tracing::info!("the disk is that of {to} now");
@@ -368,7 +370,8 @@ impl Disk {
         self.listen_again();
     }
 
-    /// A server has memory for it that another host has yet: that is taken over, if the session is committed.
+    /// A server has memory for the disk whose lease is still another host's. The lease is taken over if the
+    /// session is committed.
     pub(super) fn adopted(&mut self, copy: Copy) {
         let by = match (&self.tenure, self.settings.arriving) {
             (
@@ -390,7 +393,7 @@ impl Disk {
         }
     }
 
-    /// A server has given the lease to this host, with what is known of the pages; or there is none any more.
+    /// A server has given the lease to this host, with the map of the pages; or the lease no longer exists.
     pub(super) fn taken(&mut self, copy: Copy, map: Option<&[u8]>) {
         let Some(server) = self.servers[copy.index()]
             .as_mut()
@@ -417,7 +420,7 @@ impl Disk {
         if map.is_some() && matches!(server.standing, Standing::Up(_)) {
             self.event(Event::Up { copy, kept: true });
         } else {
-            // What its link brings next is the lease again, or another one.
+            // The link's next news are the same lease again, or another one.
             self.disconnect(copy);
             let server = self.servers[copy.index()].as_mut().expect("it is there");
             server.standing = Standing::Down;
@@ -427,12 +430,12 @@ impl Disk {
         }
     }
 
-    /// It is served from now on; clients are listened to when there is a copy.
+    /// Serves the disk from now on; clients' requests are read when there is a copy.
     fn begin_here(&mut self, map: &Map) {
         self.engine = Engine::taken_over(config(self.settings.bytes), map.clone());
         self.tenure = Tenure::Serves;
         if self.file.is_some() {
-            // It is new here, and filled.
+            // The file is new here, and is filled.
             let copy = Copy::Second;
             self.event(Event::Up { copy, kept: false });
         }

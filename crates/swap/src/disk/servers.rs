@@ -1,4 +1,4 @@
-//! Servers: how each stands, and what follows from what is heard of it.
+//! Servers: the state of each, and the handling of its news.
 
 use std::time::Instant;
 
@@ -10,25 +10,25 @@ use super::{Disk, FLIGHTS, REMOTE};
 use crate::link::{News, Wanted};
 use crate::remote::{Flights, Remote};
 
-/// How a server stands.
+/// State of a server's connection.
 #[allow(
     clippy::large_enum_variant,
     reason = "there are two of them, and a box would be one more way to allocate"
 )]
 pub(super) enum Standing {
     Up(Remote),
-    /// Its connection is lost, and it is being called. Requests wait, for the deadline at most.
+    /// The connection is lost, and the server is being called. Requests wait, up to the deadline.
     Suspended(Instant),
-    /// It was given up, until it is heard of again.
+    /// The server was given up, until it answers again.
     Down,
 }
 
-/// When completions are looked for the next time.
+/// Kind of the next poll for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Looks {
-    /// When one makes an event.
+    /// When a completion makes an event.
     Then,
-    /// In the next moment, in any case.
+    /// At once, in any case.
     Again,
 }
 
@@ -39,20 +39,21 @@ pub struct Server {
     pub(super) flights: Flights,
     wanted: UnboundedSender<Wanted>,
     pub(super) is_leaving: bool,
-    /// Why it is not up.
+    /// The reason why it is not up.
     pub(super) why: String,
-    /// How often it was given up.
+    /// Number of times that it was given up.
     pub(super) failures: u64,
-    /// The lease is this host's. One that comes from another host is that one's until it is taken over.
+    /// The lease is this host's. A lease that comes from another host belongs to that host until it is taken
+    /// over.
     pub(super) is_ours: bool,
     /// The other server to which it wants its pages handed over.
     pub(super) hand_over: Option<String>,
-    /// How often its link has brought memory.
+    /// Number of times that its link has brought memory.
     pub(super) calls: u64,
 }
 
 impl Server {
-    /// Nothing was heard of it yet; what is wanted of its link goes there.
+    /// A server without news yet; orders to its link go to `wanted`.
     pub fn new(host: String, wanted: UnboundedSender<Wanted>) -> Self {
         Self {
             host,
@@ -68,7 +69,7 @@ impl Server {
         }
     }
 
-    /// A link that has ended wants nothing.
+    /// A link that has ended takes no orders.
     pub(super) fn want(&self, wanted: Wanted) {
         let _ = self.wanted.send(wanted);
     }
@@ -77,7 +78,7 @@ impl Server {
 impl Disk {
     pub(super) fn news(&mut self, copy: Copy, news: News) {
         let Some(server) = self.servers[copy.index()].as_mut() else {
-            // Of a link that is about to end.
+            // The link is about to end.
             return;
         };
         match news {
@@ -98,7 +99,7 @@ impl Disk {
                     self.give_up(copy, "its memory was lost".to_owned());
                 }
                 self.connected(copy, remote);
-                // Otherwise nothing has happened, for the engine.
+                // Otherwise nothing has changed for the engine.
                 if was_down || !kept {
                     self.event(Event::Up { copy, kept });
                 }
@@ -106,12 +107,12 @@ impl Disk {
                     self.is_new(copy);
                 }
                 self.leaves_again(copy);
-                // It may not have heard what was said on the connection before.
+                // The server may not have got the messages of the earlier connection.
                 self.say_again(copy);
             }
             News::Lost => {
                 if matches!(server.standing, Standing::Up(_)) {
-                    // Its link is calling already.
+                    // The link is calling already.
                     self.disconnect(copy);
                     let server = self.servers[copy.index()].as_mut().expect("it is there");
                     server.why = "its connection has ended".to_owned();
@@ -149,7 +150,7 @@ impl Disk {
         self.completions(copy, Looks::Then);
     }
 
-    /// The queue pair goes: nothing lands in this host's memory any more.
+    /// Drops the queue pair: nothing lands in this host's memory any more.
     pub(super) fn disconnect(&mut self, copy: Copy) {
         let server = self.servers[copy.index()].as_mut().expect("it is there");
         if let Standing::Up(remote) = &server.standing {
@@ -158,7 +159,7 @@ impl Disk {
         }
     }
 
-    /// Its requests wait while it is called again.
+    /// Suspends a server: its requests wait while it is called again.
     fn suspend(&mut self, copy: Copy, why: String) {
         self.disconnect(copy);
         let server = self.servers[copy.index()].as_mut().expect("it is there");
@@ -166,7 +167,7 @@ impl Disk {
         server.want(Wanted::Again);
     }
 
-    /// Others take over.
+    /// Gives a server up: the other copy takes over.
     pub(super) fn give_up(&mut self, copy: Copy, why: String) {
         self.disconnect(copy);
         let server = self.servers[copy.index()].as_mut().expect("it is there");
@@ -191,7 +192,7 @@ impl Disk {
         }
     }
 
-    /// Takes what has completed; whether there was anything.
+    /// Handles completions; returns whether there were any.
     pub(super) fn completions(&mut self, copy: Copy, looks: Looks) -> bool {
         let Some(server) = &mut self.servers[copy.index()] else {
             return false;
@@ -233,7 +234,7 @@ impl Disk {
         }
     }
 
-    /// Gives the RNIC what is to be posted.
+    /// Posts requests to the RNIC.
     pub(super) fn post(&mut self) {
         for copy in Copy::BOTH {
             let Some(server) = &mut self.servers[copy.index()] else {
@@ -248,7 +249,7 @@ impl Disk {
         }
     }
 
-    /// When something must have happened.
+    /// The next deadline of a request or a suspended server.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let servers = self.servers.iter().flatten();
         let of_servers = servers.filter_map(|server| match &server.standing {

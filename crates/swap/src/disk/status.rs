@@ -1,4 +1,4 @@
-//! How a disk is, and the orders of commands.
+//! The state of a disk, and the orders of commands.
 
 use serde::{Deserialize, Serialize};
 use verbatim_lease::Copy;
@@ -8,31 +8,31 @@ use super::{Disk, Order};
 use crate::block::PAGE_BYTES;
 use crate::link::Wanted;
 
-/// A copy, for people.
+/// The state of a copy, for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyStatus {
     /// server or file.
     pub kind: String,
     /// The server's host, or the file's path.
     pub place: String,
-    /// up, suspended, leaving, down, or adopted: the lease is another host's yet.
+    /// up, suspended, leaving, down, or adopted: the lease is still another host's.
     pub state: String,
-    /// Why, if it is not up; the last error of a file.
+    /// The reason, if it is not up; the last error of a file.
     pub reason: Option<String>,
-    /// Bytes that are there as they were written last.
+    /// Bytes with the last written content.
     pub bytes: u64,
-    /// How often it was given up.
+    /// Number of times that it was given up.
     pub failures: u64,
 }
 
-/// A disk, for people.
+/// The state of a disk, for display.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its process.
+    /// The disk's process.
     pub pid: u32,
-    /// How clients connect.
+    /// The clients' address.
     pub uri: String,
     /// serving; held or moved, on its way to another host; arriving or ready, on its way to this one.
     #[serde(default = "serving")]
@@ -40,22 +40,22 @@ pub struct Status {
     /// The other host, if the role has one that is known here.
     #[serde(default)]
     pub other_host: Option<String>,
-    /// The instance whose disk it is, if it is not attached by hand.
+    /// The instance that the disk belongs to; `None` if it was attached by hand.
     #[serde(default)]
     pub instance: Option<String>,
     /// Its block device of this machine, if it has one.
     pub device: Option<std::path::PathBuf>,
-    /// Its length.
+    /// The length.
     pub bytes: u64,
     /// Bytes that were written and not discarded since.
     pub used_bytes: u64,
     /// Bytes that no copy has: they read as errors.
     pub lost_bytes: u64,
-    /// Clients that are connected, beside the kernel for the device.
+    /// Connected clients, without the kernel for the device.
     pub clients: usize,
-    /// Since it was attached.
+    /// Requests since it was attached.
     pub requests: Totals,
-    /// The server, and what stands in for it.
+    /// The server, and its stand-in.
     pub copies: Vec<CopyStatus>,
 }
 
@@ -72,12 +72,12 @@ pub struct Totals {
     pub writes: u64,
     /// Discards and zeros.
     pub zeros: u64,
-    /// Answered with an error.
+    /// Requests that were answered with an error.
     pub failed: u64,
 }
 
 impl Disk {
-    /// The answer, and whether that was the end. Nothing: it comes later.
+    /// The answer, and whether the order was the end. `None`: the answer comes later.
     pub(super) fn order(&mut self, order: &Order) -> Option<(Result<Status, String>, bool)> {
         let clients = self.users();
         Some(match order {
@@ -100,7 +100,7 @@ impl Disk {
             }
             Order::Detach { .. } => {
                 let status = self.status();
-                // What is held may be another host's by now.
+                // A held disk may be another host's by now.
                 let word = match self.is_gone() || self.is_held() {
                     true => Wanted::Abandon,
                     false => Wanted::Goodbye,
@@ -167,7 +167,7 @@ impl Disk {
             device: None,
             bytes: self.settings.bytes,
             used_bytes: self.settings.bytes - counts.zero * PAGE_BYTES,
-            // What is being written counts as nowhere for the moment.
+            // Pages that are being written count as nowhere for the moment.
             lost_bytes: if is_quiet { counts.neither * PAGE_BYTES } else { 0 },
             clients: self.users(),
             requests: self.counts,

@@ -1,4 +1,4 @@
-//! What goes between slots and the file.
+//! Transfers between slots and the file.
 
 use verbatim_lease::{Copy, Event, Extent, SlotId};
 
@@ -15,7 +15,7 @@ impl Disk {
         }
     }
 
-    /// Takes what the file's threads have done.
+    /// Handles the results of the file's threads.
     pub(super) fn file_done(&mut self) {
         while let Some(file) = &mut self.file {
             let Some(done) = file.backup.take() else {

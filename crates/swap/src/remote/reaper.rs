@@ -1,5 +1,5 @@
-//! A thread that drops connections. Dropping one calls the RNIC, which may hang, and the disk's thread must
-//! not wait for that.
+//! A thread that drops connections. A drop calls the RNIC, which may hang, and the disk's thread must not
+//! wait for that.
 //!
 //! Requests that are in flight on a connection until the RNIC has closed it do no harm. READs land in a
 //! buffer that is no longer read. WRITEs land at the server as long as its end of the connection exists, and
@@ -39,7 +39,7 @@ pub(crate) fn take(parts: Parts) {
     match REAPER.get() {
         Some(Some(reaper)) => match reaper.try_send(parts) {
             Ok(()) => {}
-            // The RNIC frees them when this process ends.
+            // The RNIC frees the resources when this process ends.
             Err(TrySendError::Full(parts) | TrySendError::Disconnected(parts)) => std::mem::forget(parts),
         },
         _ => drop(parts),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  owner                         server                              the other host
-//!    Offer {to, by}     ───►       who may adopt it
+//!    Offer {to, by}     ───►       `to` may adopt it
 //!                                  a second queue pair, not connected   ◄───  Adopt {by}
 //!    (writes no more)
 //!    Deposit {map}      ───►       kept beside the lease
@@ -11,8 +11,8 @@
 //!    Gone               ◄───       the second is connected              ───►  Taken {map}
 //! ```
 //!
-//! One queue pair at a time reaches the memory. Whatever the owner before still writes is refused by the RNIC from then on, whether it knows of the
-//! decision or not; and by its token it finds nothing any more.
+//! One queue pair at a time reaches the memory. From the takeover on, the RNIC refuses all further writes of
+//! the earlier owner, whether that owner knows of the decision or not; and its token finds no lease any more.
 
 use std::sync::Arc;
 
@@ -26,23 +26,23 @@ use super::{Server, WINDOW};
 use crate::block::PAGE_BYTES;
 use crate::wire::{PIECE, Session, ToOwner, ToServer, Token};
 
-/// Who may adopt a lease.
+/// An offer to adopt a lease.
 pub(super) struct Offer {
     to: String,
     by: Session,
-    /// As far as it has come.
+    /// The map, as far as it has come.
     map: Vec<u8>,
     second: Option<Second>,
 }
 
 impl Offer {
-    /// The host, if it has.
+    /// The host that has adopted the lease, if it has.
     pub(super) fn adopted_by(&self) -> Option<String> {
         self.second.as_ref().map(|_| self.to.clone())
     }
 }
 
-/// The way of who has adopted it.
+/// The queue pair of the host that has adopted the lease.
 struct Second {
     token: Token,
     visit: u64,
@@ -52,12 +52,12 @@ struct Second {
     memory: Arc<Buffer>,
 }
 
-/// How a lease came to its owner.
+/// A lease's arrival at its owner.
 pub(super) struct Arrived {
     by: Session,
-    /// Until the owner has it.
+    /// The map, until the owner has it.
     map: Vec<u8>,
-    /// By which earlier owners knew it.
+    /// The tokens of earlier owners.
     before: Vec<Token>,
 }
 
@@ -71,7 +71,7 @@ impl Server {
             .map(|lease| lease.host.clone())
     }
 
-    /// Makes a second queue pair for the lease that comes to this host. Nothing if none does.
+    /// Makes a second queue pair for the lease that comes to this host. `None` if none does.
     pub(super) fn adopt(
         &self,
         (host, name, bytes): (String, String, u64),
@@ -105,7 +105,7 @@ impl Server {
             let old = lease.offer.as_mut().and_then(|offer| offer.second.take());
             (*owner, visit, memory, old)
         };
-        // Of a connection that was lost.
+        // The queue pair of a connection that was lost.
         drop(old);
         let options = Options {
             window_requests: WINDOW,
@@ -141,7 +141,7 @@ impl Server {
         }
     }
 
-    /// The connection of who has adopted it has ended. Nothing of an owner.
+    /// The connection of the adopting host has ended. Does nothing for an owner's connection.
     pub(super) fn unadopt(&self, token: Token, visit: u64) {
         let mut leases = self.lock();
         let mut offers = leases.of.values_mut().filter_map(|lease| lease.offer.as_mut());
@@ -155,7 +155,7 @@ impl Server {
         }
     }
 
-    /// While another host has adopted a lease, it outlives its owner's connection.
+    /// Waits while another host has adopted the lease, which then outlives its owner's connection.
     pub(super) async fn while_adopted(&self, token: Token, visit: u64) {
         let mut ended = self.ended.subscribe();
         loop {
@@ -172,7 +172,7 @@ impl Server {
         }
     }
 
-    /// What has to do with a lease that goes to another host.
+    /// Handles messages about a lease that goes to another host.
     pub(super) async fn moves(
         self: &Arc<Self>,
         writer: &mut (impl AsyncWrite + Unpin),
@@ -231,7 +231,7 @@ impl Server {
         let lease = lease.context("it offers what it does not have")?;
         let is_it = |offer: &Offer| (&offer.to, offer.by) == (&to, by);
         let old = match lease.offer.as_ref().is_some_and(is_it) {
-            // Its owner has connected anew.
+            // The owner has reconnected.
             true => None,
             false => lease.offer.replace(Offer {
                 to,
@@ -254,7 +254,7 @@ impl Server {
         self.ended.send_modify(|count| *count += 1);
     }
 
-    /// Whether all of it is there.
+    /// Stores a piece of the map; returns whether the map is complete.
     fn deposit(
         &self,
         token: Token,
@@ -281,7 +281,8 @@ impl Server {
         Ok(offer.map.len() as u64 == total)
     }
 
-    /// Gives the lease to who has adopted it by this token; what is known of its pages. Nothing if there is no such lease any more.
+    /// Gives the lease to the host that has adopted it by this token; returns the map of the pages. `None` if
+    /// the lease no longer exists.
     fn take_over(&self, token: Token, by: Session) -> anyhow::Result<Option<Vec<u8>>> {
         let (old, theirs, mut connection, memory) = {
             let mut leases = self.lock();
@@ -327,7 +328,7 @@ impl Server {
             leases.of.insert(token, lease);
             (old, theirs, connection, memory)
         };
-        // The fence: nothing of the owner before lands from here on.
+        // The fence: nothing of the earlier owner lands from here on.
         drop(old);
         connection.connect(&theirs)?;
         let mut leases = self.lock();

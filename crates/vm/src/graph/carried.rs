@@ -28,10 +28,10 @@ const OWN_CHARACTERS: &[&str] = &[
 /// Types of objects that come from other options, or not from the command line.
 const OWN_OBJECTS: &[&str] = &["memory-backend-", "throttle-group"];
 
-/// A file or a device of the host that is a part of its disks.
+/// A file or a device of the host that is a part of the virtual machine's disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// As QEMU names it.
+    /// The path, as QEMU names it.
     pub path: PathBuf,
     /// Whether QEMU only reads it now.
     pub read_only: bool,
@@ -40,7 +40,8 @@ pub struct File {
 /// The present state of a virtual machine, for its next place.
 #[derive(Debug, Clone)]
 pub struct Carried {
-    /// The arguments that start it there. `None`: libvirt starts it, from its own description.
+    /// The arguments for a start at the next place. `None`: libvirt starts the machine, from its own
+    /// description.
     pub arguments: Option<Arguments>,
     /// All files and devices of its disks, with those that images refer to.
     pub files: Vec<File>,
@@ -71,8 +72,8 @@ impl Carried {
 }
 
 impl Machine {
-    /// Its present state. `arguments`: those that it was started with; `link`: the tap link that it may have.
-    /// The error names parts that cannot be carried over.
+    /// The present state of the virtual machine. `arguments`: the ones that it was started with; `link`: the
+    /// tap link that it may have. The error names parts that cannot be carried over.
     pub async fn carried(&self, arguments: Option<&Arguments>, link: &str) -> Result<Carried> {
         if let Some(arguments) = arguments {
             return arguments.carried(&self.now().await?, link);
@@ -88,7 +89,7 @@ impl Machine {
         }
     }
 
-    /// An error if its disks have changed since. The guest may stand still.
+    /// An error if the disks have changed since. The guest may stand still.
     pub async fn has_still(&self, carried: &Carried) -> Result<()> {
         match self.nodes_alone().await?.is_like(&carried.nodes) {
             true => Ok(()),
@@ -132,9 +133,9 @@ impl Arguments {
 pub(super) struct Work<'a> {
     pub now: &'a Now,
     pub machine: &'a str,
-    /// The user's.
+    /// The user's words.
     pub rest: Vec<Word>,
-    /// Ours: volumes and the like.
+    /// Words for disks that we added, such as volumes.
     pub disks: Vec<Word>,
     /// Obstacles.
     pub reasons: Vec<String>,

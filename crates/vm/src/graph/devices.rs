@@ -1,4 +1,4 @@
-//! Devices: those of the command line that are gone, and those that came later.
+//! Devices: those of the command line that are gone, and those that were added later.
 
 use std::collections::BTreeSet;
 
@@ -22,17 +22,17 @@ const USB: &[&str] = &[
 /// Options that make a device without a name, as `-device` does.
 const OTHERS: &[&str] = &["-virtfs", "-watchdog"];
 
-/// Properties of an added device that are written in another way.
+/// Properties of an added device that are written in another form.
 const SAID: &[&str] = &["addr", "legacy-addr", "drive", "port", "attached"];
 
 /// Origin of a device of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
-    /// A word of the user's.
+    /// A word of the user.
     Rest(usize),
-    /// One of ours.
+    /// A word of ours.
     Disks(usize),
-    /// A `-drive` of the user's, with `if=virtio`.
+    /// A `-drive` of the user, with `if=virtio`.
     Drive(usize),
 }
 
@@ -123,14 +123,14 @@ pub(super) fn remove(work: &mut Work<'_>, made: &[Made]) -> Vec<Made> {
     }
     for gone in &gone {
         let title = gone.path.rsplit('/').next().unwrap_or_default().to_owned();
-        // As the command line names it: `virtio-net` for `virtio-net-pci`.
+        // The name of the kind in the command line may be shorter: `virtio-net` for `virtio-net-pci`.
         let may = is_usb(&gone.kind)
             || CARDS
                 .iter()
                 .any(|card| gone.kind.starts_with(card) || card.strip_suffix("-pci") == Some(&gone.kind));
         match gone.from {
             From::Rest(at) if may => work.take_out(at),
-            // The drive is gone with it.
+            // The drive goes with its device.
             From::Drive(_) => {}
             From::Disks(_) => work.refuse(format!(
                 "the disk {title}, which is a volume or memory of another host, was removed while it ran: stop it, and start it without"
@@ -144,7 +144,8 @@ pub(super) fn remove(work: &mut Work<'_>, made: &[Made]) -> Vec<Made> {
     gone
 }
 
-/// Where a device was removed, the others stay where they are: QEMU would give its place to the next one.
+/// If a device was removed, the others have to stay in their slots: QEMU would give the free slot to the next
+/// one.
 pub(super) fn pin(work: &mut Work<'_>, made: &[Made], removed: &[Made]) {
     if removed.is_empty() {
         return;
@@ -193,7 +194,7 @@ pub(super) fn pin(work: &mut Work<'_>, made: &[Made], removed: &[Made]) {
     }
 }
 
-/// A device that a `-drive` makes becomes one of its own.
+/// Gives a device that a `-drive` makes a word of its own.
 fn own_device(work: &mut Work<'_>, at: usize, device: &Device) {
     let drives = drives::named(&work.rest, work.machine);
     let Some(drive) = drives.into_iter().find(|drive| drive.at == at) else {
@@ -212,7 +213,7 @@ fn own_device(work: &mut Work<'_>, at: usize, device: &Device) {
     work.rest.push(Word::new("-device", device_params));
 }
 
-/// Adds those that came later.
+/// Adds devices that were added later.
 pub(super) fn add(work: &mut Work<'_>) {
     let now = work.now;
     let mut hot: Vec<_> = now.devices.iter().filter(|device| device.is_hot).collect();
@@ -262,7 +263,7 @@ fn word(work: &Work<'_>, device: &Device, port: Option<String>) -> Result<Word, 
         if SAID.contains(&key.as_str()) || key == "romsize" && !has_rom {
             continue;
         }
-        // An object, by its path.
+        // The name of an object, in place of its path.
         let value = match (key.as_str(), value.as_str()) {
             ("iothread", Some(path)) => json!(path.rsplit('/').next().unwrap_or(path)),
             _ => value.clone(),

@@ -1,4 +1,4 @@
-//! A domain of libvirt's: whether libvirt knows QEMU's disks and devices.
+//! A domain of libvirt: differences between QEMU's disks and devices and libvirt's knowledge of them.
 //!
 //! libvirt follows the changes made through it, and starts the next QEMU from its own description. It may not
 //! know changes made behind its back (`virsh qemu-monitor-command`).
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use super::now::Now;
 
-/// The differences. `files`: those that libvirt's description names; `aliases`: its names for devices.
+/// The differences. `files`: the files in libvirt's description; `aliases`: libvirt's names of devices.
 pub(super) fn differences(now: &Now, files: &BTreeSet<String>, aliases: &BTreeSet<String>) -> Vec<String> {
     let mut found = Vec::new();
     for leaf in now.nodes.leaves() {

@@ -58,13 +58,13 @@ const USUAL: &[(&str, &str)] = &[
 pub(super) struct Drive {
     pub at: usize,
     pub params: Params,
-    /// Its name for QEMU, given or not.
+    /// QEMU's name of the drive, given by the user or not.
     pub id: String,
-    /// `none`, `virtio`, `ide`, ...
+    /// The interface: `none`, `virtio`, `ide`, ...
     pub interface: String,
 }
 
-/// The drives of a line, with the names that QEMU gives to those that have none.
+/// The drives of a line, with QEMU's names for those without a name.
 pub(super) fn named(rest: &[Word], machine: &str) -> Vec<Drive> {
     let per_bus = |interface: &str| match interface {
         "ide" if machine.contains("q35") => 1,
@@ -154,11 +154,11 @@ pub(super) fn name_of(now: &Now, node: &str) -> String {
     }
 }
 
-/// Knowledge of the disks of a line.
+/// Knowledge about the disks of a line.
 #[derive(Debug)]
 pub(super) struct Drives {
     drives: Vec<Drive>,
-    /// `-blockdev` words whose nodes are as they say, by the nodes' names.
+    /// Names of the nodes whose `-blockdev` words are still right.
     kept: BTreeSet<String>,
     hints: BTreeMap<String, Map<String, Value>>,
 }
@@ -214,7 +214,7 @@ impl Drives {
             self.define(work, root, &mut defined);
         }
         self.each_drive(work, &mut defined);
-        // Nodes without a user, which may still be given to a disk.
+        // Nodes without a user may still be given to a disk.
         let in_drives: BTreeSet<_> = self.below_drives(now);
         for node in now.nodes.all() {
             if !node.is_unnamed() && !node.has_parent && !in_drives.contains(&node.node_name) {
@@ -281,13 +281,13 @@ impl Drives {
             }
             None => params.retain(|key| key != "drive"),
         }
-        // Words that say the same stay as they are.
+        // Words with the same meaning stay as they are.
         if work.rest[at].params("-device").as_ref() != Some(&params) {
             work.rest[at] = Word::new("-device", params);
         }
     }
 
-    /// Adds a node, with all below it that is not there.
+    /// Adds a node, with all missing nodes below it.
     fn define(&self, work: &mut Work<'_>, root: &str, defined: &mut BTreeSet<String>) {
         let now = work.now;
         let name = name_of(now, root);
@@ -400,7 +400,7 @@ impl Drives {
             let usual = USUAL.iter().find(|(usual, _)| usual == id);
             let params = match (usual, root) {
                 (Some((_, about)), Some(_)) => Params::parse(about),
-                // A drive without a medium that the machine has by itself.
+                // A drive of the machine type, without a medium.
                 (_, None) if backend.removable => continue,
                 (None, _) => Params::parse(&format!("if=none,id={id}")),
                 (Some(_), None) => continue,
@@ -448,7 +448,7 @@ fn limited(disk: &str) -> String {
     )
 }
 
-/// Whether a node is of the kind that a word of `-blockdev` says.
+/// Whether a node is of the kind of a `-blockdev` word.
 fn is_kept(node: &Node, params: &Params) -> bool {
     let is_on = |key: &str| {
         params
@@ -467,8 +467,8 @@ fn is_kept(node: &Node, params: &Params) -> bool {
         && refers("backing")
 }
 
-/// Whether a node has the files that `value` names below it, and no others except those that headers refer
-/// to. `others` are nodes that have words of their own.
+/// Whether the files below a node are those that `value` names, except files that headers refer to. `others`
+/// are nodes with words of their own.
 fn is_as_named(nodes: &Nodes, value: &str, root: &Node, others: &BTreeSet<String>) -> bool {
     let mut expected: BTreeSet<String> = paths(value)
         .iter()

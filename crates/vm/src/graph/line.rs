@@ -1,11 +1,11 @@
-//! A command line of QEMU's in pieces that can be changed: options, and the parameters in their values.
+//! A command line of QEMU in parts that can be changed: options, and the parameters in their values.
 
 use serde_json::{Map, Value};
 
 /// An option, with its value if it has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Word {
-    /// With one dash.
+    /// The option's name, with one dash.
     pub name: String,
     pub value: Option<String>,
 }
@@ -18,7 +18,7 @@ impl Word {
         }
     }
 
-    /// Its parameters, if it is an option of this name.
+    /// The parameters, if the option has this name.
     pub fn params(&self, name: &str) -> Option<Params> {
         (self.name == name)
             .then(|| self.value.as_deref().map(Params::parse))
@@ -26,7 +26,7 @@ impl Word {
     }
 }
 
-/// Takes a line apart.
+/// Splits a line into words.
 pub(super) fn words(line: &[String]) -> Vec<Word> {
     let mut words: Vec<Word> = Vec::new();
     let mut line = line.iter().peekable();
@@ -47,7 +47,7 @@ pub(super) fn words(line: &[String]) -> Vec<Word> {
     words
 }
 
-/// Puts it together again.
+/// Joins the words to a line.
 pub(super) fn joined(words: &[Word]) -> Vec<String> {
     let words = words.iter();
     words
@@ -58,7 +58,7 @@ pub(super) fn joined(words: &[Word]) -> Vec<String> {
 /// The value of an option: `virtio-blk,drive=a`, or the same as JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Params {
-    /// Each with its key; a part without a key is a kind, or a switch.
+    /// Values with their keys; a value without a key is a kind, or a switch.
     Plain(Vec<(Option<String>, String)>),
     Json(Map<String, Value>),
 }
@@ -85,7 +85,7 @@ impl Params {
         Self::Plain(keyed.collect())
     }
 
-    /// Its kind: the first part, or the value of one of these keys.
+    /// The kind: the first part, or the value of one of these keys.
     pub fn kind(&self, keys: &[&str]) -> String {
         match self {
             Self::Plain(parts) if parts.first().is_some_and(|(key, _)| key.is_none()) => parts[0].1.clone(),
@@ -126,7 +126,7 @@ impl Params {
     }
 }
 
-/// Whether it can stand before `=`, and is no part of a path or of a URI.
+/// Whether this text can be a key before `=`, and is no part of a path or a URI.
 fn is_key(text: &str) -> bool {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || "-_.[]".contains(letter);
     !text.is_empty() && text.chars().all(is_part)

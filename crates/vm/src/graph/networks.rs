@@ -7,7 +7,7 @@ use super::now::Network;
 /// Default address of QEMU's own network.
 const USUAL: &str = "net=10.0.2.0,";
 
-/// Options that name one.
+/// Options that name a network.
 const OPTIONS: &[&str] = &["-netdev", "-nic", "-net"];
 
 /// Adds networks that were added, and removes those that were removed. `link` is the tap link that there may
@@ -30,7 +30,7 @@ pub(super) fn carry(work: &mut Work<'_>, link: &str) {
         .cloned()
         .collect();
     for (at, name, kind) in gone {
-        // A network of QEMU's own has a part in the devices' state, by its number among them.
+        // A user network has a part in the devices' state, by its number among them.
         if kind == "user" && now.iter().any(|network| network.kind == "user") {
             work.refuse(format!(
                 "the network {name} was removed while it ran (`netdev_del`), and the state of the other networks of QEMU's own (`user`) would not be \

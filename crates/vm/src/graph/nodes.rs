@@ -22,7 +22,7 @@ pub(crate) struct Node {
     pub node_name: String,
     #[serde(rename = "drv")]
     pub driver: String,
-    /// Its name for itself: a path, or all of it as `json:{…}`.
+    /// The name of its content: a path, or all options as `json:{…}`.
     #[serde(rename = "file")]
     pub filename: String,
     #[serde(rename = "ro", default)]
@@ -52,7 +52,7 @@ pub(crate) struct Cache {
     pub no_flush: bool,
 }
 
-/// Content of its header.
+/// Content of an image's header.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Image {
@@ -108,12 +108,12 @@ pub(crate) struct Leaf {
 pub(crate) struct Nodes(BTreeMap<String, Node>);
 
 impl Node {
-    /// Whether its name was given by QEMU, and is another one at its next place.
+    /// Whether QEMU gave the name, which is then another one at the next place.
     pub fn is_unnamed(&self) -> bool {
         self.node_name.starts_with('#')
     }
 
-    /// Its path, if it is a file or a device.
+    /// The path, if the node is a file or a device.
     pub fn path(&self) -> Option<String> {
         if !FILES.contains(&self.driver.as_str()) {
             return None;
@@ -124,13 +124,13 @@ impl Node {
         }
     }
 
-    /// Its options, if its name is `json:{…}`.
+    /// The options, if the name is `json:{…}`.
     fn options(&self) -> Option<Map<String, Value>> {
         let text = self.filename.strip_prefix("json:")?;
         serde_json::from_str(text).ok()
     }
 
-    /// For people.
+    /// The node in words, for display.
     fn title(&self) -> String {
         match self.is_unnamed() {
             true => format!("{} ({})", self.filename, self.driver),
@@ -140,7 +140,7 @@ impl Node {
 }
 
 impl Nodes {
-    /// From the answers to `query-named-block-nodes` (flat) and `x-debug-query-block-graph`.
+    /// Parses the answers to `query-named-block-nodes` (flat) and `x-debug-query-block-graph`.
     pub fn parse(named: Value, graph: Value) -> Result<Self, serde_json::Error> {
         let named: Vec<Node> = serde_json::from_value(named)?;
         let graph: Graph = serde_json::from_value(graph)?;
@@ -182,7 +182,7 @@ impl Nodes {
         self.0.values()
     }
 
-    /// The files and devices of all of them, each once.
+    /// The files and devices of all nodes, each once.
     pub fn leaves(&self) -> Vec<Leaf> {
         let mut found: BTreeMap<String, bool> = BTreeMap::new();
         for (path, node) in self.all().filter_map(|node| Some((node.path()?, node))) {
@@ -216,7 +216,7 @@ impl Nodes {
         found.into_values().collect()
     }
 
-    /// Whether QEMU would open the same below, by the headers alone.
+    /// Whether QEMU would open the same nodes below by the headers alone.
     fn header_leads_to(&self, node: &Node, child: &str) -> bool {
         let Some(child) = self.get(child) else {
             return false;

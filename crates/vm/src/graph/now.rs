@@ -33,7 +33,7 @@ pub struct Now {
 /// The backend of a guest's disk, by `query-block`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Backend {
-    /// Of `-drive`; that of a device without one is empty.
+    /// The name from `-drive`; empty for a device without one.
     pub device: String,
     /// The device's path.
     #[serde(default)]
@@ -53,7 +53,7 @@ pub(super) struct Inserted {
 }
 
 impl Inserted {
-    /// Whether it has limits of its rate.
+    /// Whether the backend has rate limits.
     pub fn is_limited(&self) -> bool {
         let limits = self
             .rest
@@ -69,30 +69,30 @@ impl Inserted {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Device {
     pub path: String,
-    /// `virtio-blk-pci`, ...
+    /// The kind: `virtio-blk-pci`, ...
     pub kind: String,
     /// Whether it was added while QEMU ran.
     pub is_hot: bool,
-    /// On its bus.
+    /// The bus and the address on it.
     pub bus: Option<String>,
     pub address: Option<i64>,
     pub mac: Option<String>,
-    /// Of a device that was added: its properties that differ from the defaults.
+    /// Properties of an added device that differ from the defaults.
     pub properties: Map<String, Value>,
 }
 
 impl Device {
-    /// Its name, if it has one.
+    /// The name, if it has one.
     pub fn name(&self) -> Option<&str> {
         self.path.strip_prefix(NAMED)?.strip_prefix('/')
     }
 
-    /// For people.
+    /// The device in words, for display.
     pub fn title(&self) -> String {
         format!("{} ({})", self.name().unwrap_or(&self.path), self.kind)
     }
 
-    /// Where it is on a PCI bus, as `-device` takes it.
+    /// The slot on a PCI bus, in the form of `-device`.
     pub fn slot(&self) -> Option<String> {
         let number = self.address.and_then(|address| u8::try_from(address).ok())?;
         Some(format!("{:02x}.{:x}", number >> 3, number & 7))
@@ -103,9 +103,9 @@ impl Device {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Network {
     pub name: String,
-    /// `user`, `tap`, ...
+    /// The kind: `user`, `tap`, ...
     pub kind: String,
-    /// Its description.
+    /// The description.
     pub about: String,
 }
 
@@ -127,7 +127,7 @@ struct Property {
 }
 
 impl Machine {
-    /// Its present state.
+    /// The present state.
     pub async fn now(&self) -> Result<Now> {
         let qmp = self.qmp();
         let nodes = self.nodes().await?;
@@ -152,7 +152,7 @@ impl Machine {
         })
     }
 
-    /// Of a machine that libvirt starts: its disks, and the devices that have none of these names.
+    /// The state of a machine that libvirt starts: its disks, and the devices with other names than these.
     pub(super) async fn now_beside(&self, names: &BTreeSet<String>) -> Result<Now> {
         let mut devices = Vec::new();
         for folder in [NAMED, ANONYMOUS] {
@@ -180,7 +180,7 @@ impl Machine {
         Ok(exports.map(str::to_owned).collect())
     }
 
-    /// Its block nodes, without the edges of the graph.
+    /// The block nodes, without the edges of the graph.
     pub(super) async fn nodes_alone(&self) -> Result<Nodes> {
         let named = self
             .qmp()
@@ -211,7 +211,7 @@ impl Machine {
         let asked = json!({"path": path, "property": name});
         match self.qmp().ask("qom-get", asked).await {
             Ok(value) => Ok(Some(value)),
-            // It has none of that name.
+            // There is no property of this name.
             Err(Error::Refused { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -261,7 +261,7 @@ impl Machine {
 fn differs(property: &Property, value: &Value) -> bool {
     match (&property.default_value, value) {
         (Some(usual), value) => usual != value,
-        // An option ROM of none is another one than the usual.
+        // An empty option ROM differs from the default one.
         (None, Value::String(text)) => !text.is_empty() || property.name == "romfile",
         (None, Value::Number(number)) => property.name != "bootindex" || number.as_i64() != Some(-1),
         // `attached`, of USB devices.
@@ -270,7 +270,7 @@ fn differs(property: &Property, value: &Value) -> bool {
     }
 }
 
-/// The networks of `info network` that are no cards.
+/// The networks of `info network`, without cards.
 fn networks(text: &str) -> Vec<Network> {
     let found = text.lines().filter_map(|line| {
         let line = line.trim_start_matches([' ', '\\']).trim_end();
@@ -287,7 +287,7 @@ fn networks(text: &str) -> Vec<Network> {
     found.collect()
 }
 
-/// By name, of `info usb`.
+/// The ports in `info usb`, by name.
 fn ports(text: &str) -> BTreeMap<String, String> {
     let found = text.lines().filter_map(|line| {
         let port = line.split_once("Port ")?.1.split(',').next()?;

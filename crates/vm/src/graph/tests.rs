@@ -14,7 +14,7 @@ use crate::error::Error;
 /// was added at the node `late`.
 const ANSWERS: &str = include_str!("recorded/qemu-7.2.json");
 
-/// The arguments that it was started with.
+/// The arguments of this QEMU.
 fn line() -> Arguments {
     let words = [
         "qemu",

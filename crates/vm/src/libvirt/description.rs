@@ -1,4 +1,4 @@
-//! What another host's libvirt starts a domain from.
+//! The description from which another host's libvirt starts a domain.
 
 use std::ops::Range;
 
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 use super::{ANSWER, Domain, Input, START};
 use crate::error::{Error, Result};
 
-/// libvirt's names for what it hands on to QEMU as it is.
+/// libvirt's namespace for arguments that it passes on to QEMU unchanged.
 const OWN_ARGUMENTS: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// How long a description may be. libvirt's own limit is of this order.
+/// Limit of a description's length; libvirt's own is of this order.
 const LONGEST: usize = 10 << 20;
 
-/// A domain as it is at its source.
+/// A domain at its source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
-    /// As it runs, in libvirt's XML.
+    /// The running domain, in libvirt's XML.
     live: String,
-    /// As libvirt would start it again, where it would; that of a transient domain is `None`.
+    /// The persistent definition; `None` for a transient domain.
     defined: Option<String>,
-    /// Whether libvirt starts it when its host does.
+    /// Whether libvirt starts the domain when its host boots.
     autostart: bool,
 }
 
 impl Domain {
-    /// As it is here.
+    /// The description of the domain on this host.
     pub async fn describe(&self) -> Result<Description> {
         let live = self.ask("dumpxml", &["--migratable", "--security-info"]).await?;
         let info = self.ask("dominfo", &[]).await?;
@@ -45,8 +45,8 @@ impl Domain {
         })
     }
 
-    /// Has libvirt start it from a description, so that QEMU waits for a guest that comes from elsewhere. An error other than [`Error::Silent`] says that it was not
-    /// started.
+    /// Makes libvirt start the domain from a description, with a QEMU that waits for a migration. Any error
+    /// but [`Error::Silent`] means that the domain was not started.
     pub async fn start(&self, description: &Description) -> Result<()> {
         if let Some(state) = self.state().await?.filter(|state| state != "shut off") {
             return Err(Error::Libvirt(format!(
@@ -59,7 +59,8 @@ impl Domain {
         self.virsh(&words, Input::Text(&waiting), START).await.map(drop)
     }
 
-    /// Ends one that [`Domain::start`] has started. None, one that is off, or one that was started otherwise is left as it is.
+    /// Ends a domain that [`Domain::start`] has started. A domain that is off, or was started in another way,
+    /// stays as it is.
     pub async fn end_arrival(&self) -> Result<()> {
         match self.state().await?.as_deref() {
             None | Some("shut off") => return Ok(()),
@@ -75,7 +76,7 @@ impl Domain {
         }
     }
 
-    /// It is this host's from now on, also when it has been off: libvirt knows it as the one of its source did.
+    /// Makes libvirt of this host know the domain permanently, as libvirt of the source did.
     pub async fn define(&self, description: &Description) -> Result<()> {
         let Some(defined) = &description.defined else {
             return Ok(());
@@ -102,7 +103,7 @@ pub(super) fn parse(xml: &str) -> Result<Document<'_>> {
     }
 }
 
-/// The same for a QEMU that waits for what arrives.
+/// The same for a QEMU that waits for a migration.
 fn arriving(xml: &str) -> Result<String> {
     let mut xml = without_incoming(xml)?;
     let end = xml
@@ -118,7 +119,7 @@ fn arriving(xml: &str) -> Result<String> {
     Ok(xml)
 }
 
-/// Without what [`arriving`] has added at an earlier host.
+/// Without the arguments that [`arriving`] has added at an earlier host.
 fn without_incoming(xml: &str) -> Result<String> {
     let document = parse(xml)?;
     let mut out: Vec<Range<usize>> = Vec::new();
@@ -162,7 +163,7 @@ mod tests {
 </domain>
 ";
 
-    /// What QEMU gets of it.
+    /// The arguments that QEMU gets from it.
     fn arguments(xml: &str) -> Vec<String> {
         let document = parse(xml).unwrap();
         let lines = document.root_element().children();

@@ -1,6 +1,7 @@
-//! What in a domain's description cannot move.
+//! Parts of a domain's description that cannot move.
 //!
-//! QEMU is looked at besides ([`Machine::may_move`](crate::Machine::may_move)): here is what is better said in libvirt's words, and what only libvirt knows.
+//! QEMU is examined as well ([`Machine::may_move`](crate::Machine::may_move)): this module covers obstacles
+//! that are clearer in libvirt's terms, or that only libvirt knows.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use roxmltree::Node;
 use super::description::parse;
 use crate::error::Result;
 
-/// Devices, by their names below `devices`, and why they cannot.
+/// Devices, by their names below `devices`, with the reason why they cannot move.
 const DEVICES: &[(&str, &str)] = &[
     (
         "hostdev",
@@ -34,7 +35,7 @@ const DEVICES: &[(&str, &str)] = &[
     ),
 ];
 
-/// All of it.
+/// All obstacles.
 pub(super) fn of(xml: &str) -> Result<Vec<String>> {
     let document = parse(xml)?;
     let root = document.root_element();
@@ -101,7 +102,7 @@ pub(super) fn of(xml: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// Why its RAM cannot move.
+/// The reason why the RAM cannot move.
 fn memory(root: &Node<'_, '_>) -> Option<String> {
     let backing = child(root, "memoryBacking");
     let is = |element: &str, attribute: &str, value: &str| {
@@ -121,7 +122,8 @@ fn memory(root: &Node<'_, '_>) -> Option<String> {
     )
 }
 
-/// The security models by which libvirt labels files for QEMU, and gives them back afterwards. Root needs no label of the first kind.
+/// The security models by which libvirt labels files for QEMU, and restores them afterwards. Root needs no
+/// label of the first kind.
 fn relabels<'a>(root: &Node<'a, '_>) -> Vec<&'a str> {
     let labels = root.children().filter(|node| node.has_tag_name("seclabel"));
     let labels = labels.filter(|label| label.attribute("relabel") == Some("yes"));
@@ -162,7 +164,7 @@ fn target<'a>(disk: &Node<'a, '_>) -> &'a str {
         .unwrap_or("without a name")
 }
 
-/// The files of its disks and images, with whether it may write to each.
+/// The files of its disks and images, with whether QEMU may write to each.
 pub(super) fn files(xml: &str) -> Result<Vec<(PathBuf, bool)>> {
     let document = parse(xml)?;
     let root = document.root_element();
@@ -196,7 +198,7 @@ pub(crate) struct Named {
     pub aliases: BTreeSet<String>,
 }
 
-/// Parses them.
+/// Parses the files and devices.
 pub(super) fn named(xml: &str) -> Result<Named> {
     let document = parse(xml)?;
     let mut named = Named::default();

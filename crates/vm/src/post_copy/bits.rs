@@ -12,12 +12,12 @@ const WORD: u64 = u64::BITS as u64;
 pub struct Bits {
     words: Vec<u64>,
     pages: u64,
-    /// How many are in it.
+    /// Number of pages in the set.
     count: u64,
 }
 
 impl Bits {
-    /// None of so many pages.
+    /// An empty set for this many pages.
     pub fn none(pages: u64) -> Self {
         Self {
             words: vec![0; pages.div_ceil(WORD) as usize],
@@ -26,7 +26,7 @@ impl Bits {
         }
     }
 
-    /// From what [`Bits::bytes`] has returned for all of them; `None` if it was not for so many pages.
+    /// Parses the bytes of [`Bits::bytes`] for all pages; `None` if they are not for this many pages.
     pub fn from_bytes(pages: u64, bytes: &[u8]) -> Option<Self> {
         let mut bits = Self::none(pages);
         let (words, rest) = bytes.as_chunks();
@@ -43,27 +43,27 @@ impl Bits {
         }
     }
 
-    /// How many pages are in it.
+    /// The number of pages in the set.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// How many could be.
+    /// The number of pages that the set can have.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Whether a page is in it.
+    /// Whether a page is in the set.
     pub fn contains(&self, page: u64) -> bool {
         page < self.pages && self.words[(page / WORD) as usize] >> (page % WORD) & 1 == 1
     }
 
-    /// Puts pages in.
+    /// Adds pages.
     pub fn insert(&mut self, pages: Range<u64>) {
         self.change(pages, |word, mask| word | mask);
     }
 
-    /// Takes pages out.
+    /// Removes pages.
     pub fn remove(&mut self, pages: Range<u64>) {
         self.change(pages, |word, mask| word & !mask);
     }
@@ -82,7 +82,7 @@ impl Bits {
         }
     }
 
-    /// The words that hold these pages, and where they begin, as bytes.
+    /// The words with these pages as bytes, and the position of the first one.
     pub fn bytes(&self, pages: Range<u64>) -> (u64, Vec<u8>) {
         let (first, end) = (pages.start / WORD, pages.end.div_ceil(WORD));
         let words = &self.words[first as usize..end as usize];
@@ -90,12 +90,13 @@ impl Bits {
         (first * size_of::<u64>() as u64, bytes)
     }
 
-    /// The first pages from there on that are in it and not in `other`, as many as follow each other, and at most `most`.
+    /// The first pages from `from` on that are in the set and not in `other`: one run, of at most `most`
+    /// pages.
     pub fn run_without(&self, other: &Self, from: u64, most: u64) -> Option<Range<u64>> {
         self.run(from, most, |index| self.words[index] & !other.words[index])
     }
 
-    /// The runs of pages of a range that are in it.
+    /// The runs of pages in the set, within a range.
     pub fn runs(&self, within: Range<u64>) -> Vec<Range<u64>> {
         let mut runs = Vec::new();
         let mut from = within.start;
@@ -109,7 +110,7 @@ impl Bits {
         runs
     }
 
-    /// `word`: the word with this index, or what is looked at in its place.
+    /// `word`: the word with this index, or its replacement.
     fn run(&self, from: u64, most: u64, word: impl Fn(usize) -> u64) -> Option<Range<u64>> {
         let mut start = None;
         let mut page = from;

@@ -24,58 +24,63 @@ use record::Record;
 
 pub use order::{AHEAD, URGENT};
 
-/// The name by which QEMU knows the device for a moment.
+/// QEMU's name of the device for a moment.
 const DEVICE_NAME: &str = "verbatim-userfaultfd";
 
-/// The memory of a guest here that has not all come. Dropping it changes nothing: who waits for a page waits on ([`PostCopy::take_over`]).
+/// The memory of a guest here that has not arrived in full. A drop changes nothing: a thread that waits for a
+/// page waits on ([`PostCopy::take_over`]).
 ///
 /// ```text
 ///  source                                             destination
 ///  Rounds::round … ───── runs of the RAM ───────────► Ram::write, Ram::clear
 ///                                                     Machine::post_copy   (armed, before `arrive`)
-///  Rounds::leave_behind ── what is not brought ─────► PostCopy::lack
+///  Rounds::leave_behind ── ranges left behind ──────► PostCopy::lack
 ///  leave ────────────┐                   ┌─────────── arrive
 ///  stopped           │                   │
-///  leave_last_behind │── the rest of that ──────────► PostCopy::lack, then PostCopy::complete
-///  Behind::runs    ◄─│── what is wanted ─│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
+///  leave_last_behind │── the rest of them ──────────► PostCopy::lack, then PostCopy::complete
+///  Behind::runs    ◄─│── wanted ranges ──│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
 ///         └──────────│── pages ──────────│──────────► PostCopy::fill, PostCopy::fill_zeros
 ///  hand_over         └── device state ──►└─ loaded    (paused)
 ///                       *decision*
 ///  quit; the RAM stays                                run
 ///  …                                                  …
-///  the RAM goes ◄─────── all has come ─────────────── PostCopy::end, when nothing is PostCopy::left
+///  the RAM goes ◄─────── RAM complete ─────────────── PostCopy::end, when nothing is PostCopy::left
 /// ```
 ///
-/// What is missing is holes in the file of the RAM. A userfaultfd over QEMU's mapping of it has everything wait that touches one: the guest,
-/// QEMU's threads, and the kernel for them (reads from a disk; KVM). It is made in QEMU's process, as if by QEMU, and stays open there: so it
-/// ends with QEMU and not with whoever answers. Devices' state is loaded by the same means: what a device
-/// reads of its rings then is asked for like everything else, so faults must be answered from `complete` on.
+/// Missing pages are holes in the file of the RAM. A userfaultfd over QEMU's mapping of the file makes every
+/// access to them wait: the guest's, those of QEMU's threads, and those of the kernel on their behalf (reads
+/// from a disk; KVM). It is made in QEMU's process, as if by QEMU, and stays open there: it ends with QEMU,
+/// and not with the process that answers. Devices' state is loaded by the same means: pages that a device
+/// then reads of its rings are asked for like all others, so faults must be answered from `complete` on.
 ///
-/// Pages are put in their place by `UFFDIO_COPY` and never by a write to the file: it puts one page where none is, in one step, and leaves a
-/// page that is there alone. So a page that comes twice takes nothing back that the guest has written since.
-/// A page that is no memory at the source, or that the guest has given back since (a balloon), is a hole that is not missing: who
-/// touches it is told at once that it is zero.
+/// Pages are put in place by `UFFDIO_COPY` and never by a write to the file: it fills a missing page
+/// atomically, and leaves an existing page alone. A page that comes twice therefore undoes no later write of
+/// the guest. A page that is no memory at the source, or that the guest has given back since (a balloon), is
+/// a hole that is not missing: an access to it gets zeros at once.
 ///
-/// # What must be durable, and when
+/// # Durable state
 ///
-/// - At the destination what is missing, from [`PostCopy::complete`] on, which is before the source hands the devices' state over: a file
-///   beside the RAM, which this type keeps. It is true at each moment, since a page's bit goes after the page has come.
-/// - At the source, from the decision until the destination has said that all has come: that its RAM is kept, and where
-///   it is. Which pages are missing there is not its business: it answers for any. QEMU there must not write to it: it is ended first.
+/// - At the destination the missing pages, from [`PostCopy::complete`] on, which is before the source hands
+///   the devices' state over: a file beside the RAM, which this type keeps. It is right at each moment, since
+///   a page's bit is cleared after the page has come.
+/// - At the source, from the decision until the destination has reported that all pages have come: the fact
+///   that its RAM is kept, and the RAM's place. The source does not know which pages are missing: it answers
+///   for any page. QEMU there must not write to the RAM: it is ended first.
 ///
-/// # Who may die, and when
+/// # Failures
 ///
-/// | who | when | then |
+/// | process or host that fails | when | then |
 /// | --- | --- | --- |
-/// | anybody | before the decision | the destination's QEMU is killed (it may wait for a page, and then answers nothing), and the source takes the guest back: its RAM is as it was |
-/// | the agent of the destination | after it | who touches what is missing waits; the next agent goes on by [`PostCopy::take_over`], and nothing is lost |
+/// | any | before the decision | the destination's QEMU is killed (it may wait for a page, and then answers nothing), and the source takes the guest back: its RAM is as it was |
+/// | the agent of the destination | after it | accesses to missing pages wait; the next agent goes on by [`PostCopy::take_over`], and nothing is lost |
 /// | the agent of the source, or the network | after it | the same; when it is there again, [`PostCopy::ask_again`] |
-/// | QEMU at the destination | after it | the guest is lost, as it always is then; [`PostCopy::fault`] says so |
+/// | QEMU at the destination | after it | the guest is lost, as always without its QEMU; [`PostCopy::fault`] reports it |
 /// | the host of the source, for good | after it | **the guest is lost**: a part of its memory was only there. Its QEMU is killed |
-/// | anybody | in [`PostCopy::end`] | nothing is missing any more; `take_over` finds that, and does the rest |
+/// | any | in [`PostCopy::end`] | no page is missing any more; `take_over` finds that, and does the rest |
 ///
-/// While somebody waits for a page in the kernel's name (a read from a disk), no signal but SIGKILL reaches that thread, and a cgroup with it
-/// does not come to freeze. QEMU answers nothing while a thread waits that has QEMU's big lock.
+/// While the kernel waits for a page on behalf of a thread (a read from a disk), no signal but SIGKILL
+/// reaches that thread, and a cgroup with it does not freeze. QEMU answers nothing while a thread that waits
+/// has QEMU's big lock.
 #[derive(Debug)]
 pub struct PostCopy {
     ram: Arc<Ram>,
@@ -92,8 +97,9 @@ struct State {
 }
 
 impl Machine {
-    /// Has everything in a QEMU that was started to take what arrives wait for pages of the RAM that it lacks, before
-    /// [`Machine::arrive`]. What is missing is written down at `record`, a path beside the RAM. Nothing is missing yet.
+    /// Makes accesses to missing pages of the RAM wait, in a QEMU that was started for a migration, before
+    /// [`Machine::arrive`]. The missing pages are written down at `record`, a path beside the RAM. No page is
+    /// missing yet.
     pub async fn post_copy(&self, record: &Path) -> Result<PostCopy> {
         let device = File::options().read(true).write(true).open(DEVICE);
         let device = device.map_err(Error::io(format!(
@@ -127,8 +133,9 @@ impl PostCopy {
         })
     }
 
-    /// Takes over from one who has died, and answers in its place; `None` if nothing is missing, and nobody need answer. QEMU, which may be waiting,
-    /// is asked nothing. Nobody else may answer any more.
+    /// Takes over from an earlier process, and answers in its place; `None` if no page is missing, and no
+    /// answers are needed. QEMU may be waiting, and gets no command. The earlier process must not answer any
+    /// more.
     ///
     /// [`Error::Lost`] says that the guest must not go on.
     pub fn take_over(pid: u32, ram: &Arc<Ram>, record: &Path) -> Result<Option<Self>> {
@@ -150,8 +157,8 @@ impl PostCopy {
         }
     }
 
-    /// In bytes: how much is missing to a guest by what is written down at `record`, for who only wants to know. Nothing where nothing is
-    /// written down.
+    /// Number of missing bytes of a guest by its record at `record`, for information only. 0 without a
+    /// record.
     pub fn left_in(record: &Path) -> Result<u64> {
         let left = Record::open(record)?.map_or(0, |record| record.missing().count());
         Ok(left * PAGE)
@@ -161,8 +168,9 @@ impl PostCopy {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// These parts of the RAM are missing here, whatever was brought before, and come later. Nothing may be brought there otherwise from now on.
-    /// Before [`PostCopy::complete`]; what is long is best said while the guest still runs at its source.
+    /// Declares that these parts of the RAM are missing here, even if they were brought before, and come
+    /// later. From now on they must not be brought in another way. Called before [`PostCopy::complete`];
+    /// large parts are best declared while the guest still runs at its source.
     pub fn lack(&self, ranges: &Ranges) -> Result<()> {
         let mut state = self.state();
         if state.record.is_complete() {
@@ -172,7 +180,7 @@ impl PostCopy {
         }
         for range in ranges.iter() {
             self.check(&range)?;
-            // What was missing before is no memory already.
+            // Pages that were missing before are holes already.
             let known = state.record.missing().runs(pages(&range));
             let mut new = Ranges::from_iter([range.clone()]);
             new.subtract(&known.iter().map(bytes).collect());
@@ -184,7 +192,7 @@ impl PostCopy {
         Ok(())
     }
 
-    /// All that is missing was said. Before the state of the devices is loaded.
+    /// Declares that all missing pages are known. Called before the state of the devices is loaded.
     pub fn complete(&self) -> Result<()> {
         let mut state = self.state();
         let missing = Ranges::from(state.record.missing());
@@ -198,26 +206,27 @@ impl PostCopy {
         state.record.complete()
     }
 
-    /// Whether [`PostCopy::complete`] was called, here or by whom this was taken over from.
+    /// Whether [`PostCopy::complete`] was called, by this process or the earlier one.
     pub fn is_complete(&self) -> bool {
         self.state().record.is_complete()
     }
 
-    /// In bytes: how much the guest has, missing or not.
+    /// Size of the guest's RAM in bytes, missing pages included.
     pub fn bytes(&self) -> u64 {
         self.ram.bytes()
     }
 
-    /// In bytes: how much is missing.
+    /// Number of missing bytes.
     pub fn left(&self) -> u64 {
         self.state().record.missing().count() * PAGE
     }
 
-    /// Waits until somebody touches what is missing and was not asked for, and says what is to be asked for now, before all else: the page and
-    /// what follows it, at most [`URGENT`]. Whoever touches what is zero meanwhile is served.
+    /// Waits until a thread touches a missing page that was not asked for, and returns the range to ask for
+    /// before all others: the page and pages behind it, at most [`URGENT`]. Accesses to zero pages are served
+    /// meanwhile.
     ///
-    /// This must be waited for from [`PostCopy::complete`] to [`PostCopy::end`], also when nothing is [`PostCopy::left`]: who touches what is zero
-    /// waits for it, too. It may be dropped at any time.
+    /// This must be polled from [`PostCopy::complete`] to [`PostCopy::end`], also when nothing is
+    /// [`PostCopy::left`]: accesses to zero pages wait for it, too. It may be dropped at any time.
     pub async fn fault(&self) -> Result<Range<u64>> {
         loop {
             tokio::select! {
@@ -239,34 +248,35 @@ impl PostCopy {
         }
     }
 
-    /// Somebody waits for a page.
+    /// A thread waits for a page.
     fn touched(&self, at: u64) -> Result<Option<Range<u64>>> {
         let State { record, order } = &mut *self.state();
         let page = at / PAGE;
         if record.missing().contains(page) {
             return Ok(order.urgent(record.missing(), page));
         }
-        // It has come since, or is no memory.
+        // The page has come since, or is no memory.
         self.faults.get_ref().zero(at..at + PAGE)?;
         Ok(None)
     }
 
-    /// What is to be asked for next, beside what [`PostCopy::fault`] says: at most [`AHEAD`], from where somebody last waited; `None` if all that
-    /// is missing was asked for. Few of these should be under way at once: what somebody waits for comes behind them.
+    /// The next range to ask for, beside those of [`PostCopy::fault`]: at most [`AHEAD`], from the last page
+    /// that a thread waited for; `None` if all missing pages were asked for. Few of these requests should be
+    /// in flight at once: pages that threads wait for come behind them.
     pub fn next(&self) -> Option<Range<u64>> {
         let State { record, order } = &mut *self.state();
         order.next(record.missing())
     }
 
-    /// What was asked for and has not come does not come: a connection was lost.
+    /// Forgets requests that were not answered: a connection was lost.
     pub fn ask_again(&self) -> Result<()> {
         let mut state = self.state();
         state.order.forget();
-        // Who waits for it was told of, and is told of again.
+        // Threads that wait for these pages were reported, and are reported again.
         Ok(self.faults.get_ref().tell_again()?)
     }
 
-    /// Pages have come. Those that are not missing (any more) stay as they are.
+    /// Fills pages that have come. Pages that are not missing (any more) stay as they are.
     pub fn fill(&self, start: u64, bytes_there: &[u8]) -> Result<()> {
         let range = start..start + bytes_there.len() as u64;
         self.check(&range)?;
@@ -279,12 +289,12 @@ impl PostCopy {
         state.record.given(pages(&range))
     }
 
-    /// These are zero: they stay holes.
+    /// These pages are zero: they stay holes.
     pub fn fill_zeros(&self, range: Range<u64>) -> Result<()> {
         self.check(&range)?;
         let mut state = self.state();
         state.record.given(pages(&range))?;
-        // Who waits touches them again, and is told that they are zero.
+        // Threads that wait touch the pages again, and get zeros.
         Ok(self.faults.get_ref().wake(range)?)
     }
 
@@ -296,7 +306,8 @@ impl PostCopy {
         }
     }
 
-    /// All has come: QEMU is as if it had always been there, and the guest may move again. Also where post-copy was prepared and is not needed.
+    /// Ends post-copy when all pages have come: QEMU is as if it had always been there, and the guest may
+    /// move again. Also called if post-copy was prepared and is not needed.
     pub fn end(self) -> Result<()> {
         let left = self.left();
         if left > 0 {
@@ -310,7 +321,7 @@ impl PostCopy {
     }
 }
 
-/// Something whose descriptor becomes readable. Needs a tokio runtime.
+/// An object whose descriptor becomes readable. Needs a tokio runtime.
 fn watched<T: AsFd + AsRawFd>(inner: T) -> std::io::Result<AsyncFd<T>> {
     // SAFETY: the two types that come here own the descriptor that they lend: it stays open and the same until they are dropped, and
     // `AsyncFd` deregisters it before.

@@ -1,8 +1,9 @@
-//! In which order pages are asked for.
+//! The order in which pages are asked for.
 //!
-//! What somebody waits for comes first, with what follows it: neighbours are mostly wanted next. The rest is asked for in
-//! ascending order from where somebody last waited, and from the beginning when the end is reached. (Hines and Gopalan, *Post-copy based
-//! live virtual machine migration using adaptive pre-paging and dynamic self-ballooning*, VEE 2009, §3.3.)
+//! A page that a thread waits for comes first, with the pages behind it: neighbours are mostly wanted next.
+//! The rest follows in ascending order from the last such page, and then from the beginning. (Hines and
+//! Gopalan, *Post-copy based live virtual machine migration using adaptive pre-paging and dynamic
+//! self-ballooning*, VEE 2009, §3.3.)
 
 use std::ops::Range;
 
@@ -10,22 +11,22 @@ use verbatim_tracking::PAGE;
 
 use super::bits::{Bits, bytes};
 
-/// In bytes: so much is asked for at once where somebody waits.
+/// Bytes of one request when a thread waits.
 pub const URGENT: u64 = 64 << 10;
 
-/// In bytes: so much at once elsewhere. What somebody waits for comes behind what was asked for before.
+/// Bytes of any other request. A page that a thread waits for comes behind earlier requests.
 pub const AHEAD: u64 = 128 << 10;
 
-/// What was asked for, and is on its way.
+/// Pages that were asked for, and are on their way.
 #[derive(Debug)]
 pub struct Order {
     asked: Bits,
-    /// Where to go on, as the number of a page.
+    /// The page at which to go on.
     at: u64,
 }
 
 impl Order {
-    /// Nothing was asked for yet, of so many pages.
+    /// Nothing was asked for yet, of this many pages.
     pub fn new(pages: u64) -> Self {
         Self {
             asked: Bits::none(pages),
@@ -33,13 +34,14 @@ impl Order {
         }
     }
 
-    /// Somebody waits for a page that is missing. What is to be asked for, in bytes; `None` if it is on its way.
+    /// A thread waits for a missing page. Returns the range to ask for in bytes; `None` if the page is on its
+    /// way.
     pub fn urgent(&mut self, missing: &Bits, page: u64) -> Option<Range<u64>> {
         let run = missing.run_without(&self.asked, page, URGENT / PAGE)?;
         (run.start == page).then(|| self.ask(run))
     }
 
-    /// What else is to be asked for; `None` if all that is missing is on its way.
+    /// The next range to ask for; `None` if all missing pages are on their way.
     pub fn next(&mut self, missing: &Bits) -> Option<Range<u64>> {
         let most = AHEAD / PAGE;
         let run = missing.run_without(&self.asked, self.at, most);
@@ -53,7 +55,7 @@ impl Order {
         bytes(&run)
     }
 
-    /// What was asked for does not come.
+    /// Pages that were asked for do not come.
     pub fn forget(&mut self) {
         self.asked = Bits::none(self.asked.pages());
     }
@@ -84,7 +86,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each page that is missing is asked for once, whoever waits for what.
+        /// Each missing page is asked for once, for any waits.
         #[test]
         fn all_is_asked_for_once(ranges in proptest::collection::vec((0..PAGES, 1u64..40), 1..8), waits in proptest::collection::vec(0..PAGES, 0..40)) {
             let mut missing = Bits::none(PAGES);

@@ -1,6 +1,7 @@
-//! What is missing, written down beside the RAM: for whoever comes after one who has died.
+//! The missing pages, written down beside the RAM for the next process.
 //!
-//! A file in the same tmpfs, which lives as long as the RAM does. A page's bit is taken out after the page is there.
+//! The record is a file in the same tmpfs, which lives as long as the RAM does. A page's bit is cleared after
+//! the page is there.
 
 use std::fs::File;
 use std::ops::Range;
@@ -10,16 +11,17 @@ use std::path::{Path, PathBuf};
 use super::bits::Bits;
 use crate::error::{Error, Result};
 
-/// How it begins.
+/// The beginning of the file.
 const MAGIC: &[u8; 8] = b"vbmissng";
 
-/// The version of what follows.
+/// The version of the format.
 const VERSION: u32 = 1;
 
-/// The magic, the version, the number of QEMU's descriptor, the number of pages, and whether all that is missing is in it.
+/// Length of the header: the magic, the version, the number of QEMU's descriptor, the number of pages, and
+/// whether all missing pages are recorded.
 const HEADER: usize = 8 + 4 + 4 + 8 + 8;
 
-/// Where the last of them is.
+/// Position of the last field.
 const COMPLETE: u64 = 24;
 
 /// The file.
@@ -33,7 +35,8 @@ pub struct Record {
 }
 
 impl Record {
-    /// Makes one of a RAM of so many pages, none of which is missing. `descriptor`: the number that QEMU's userfaultfd has there.
+    /// Makes a record for a RAM of this many pages, none of which is missing. `descriptor`: the number of the
+    /// userfaultfd in QEMU.
     pub fn create(path: &Path, pages: u64, descriptor: i32) -> Result<Self> {
         let failed = || Error::io(format!("write {}", path.display()));
         let missing = Bits::none(pages);
@@ -69,7 +72,7 @@ impl Record {
         })
     }
 
-    /// The one that is there, if there is one.
+    /// Opens the record, if there is one.
     pub fn open(path: &Path) -> Result<Option<Self>> {
         let file = match File::options().read(true).write(true).open(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -91,7 +94,7 @@ impl Record {
         }))
     }
 
-    /// What is missing.
+    /// The missing pages.
     pub fn missing(&self) -> &Bits {
         &self.missing
     }
@@ -101,18 +104,18 @@ impl Record {
         self.descriptor
     }
 
-    /// Whether all that is missing is in it.
+    /// Whether all missing pages are recorded.
     pub fn is_complete(&self) -> bool {
         self.complete
     }
 
-    /// These pages are missing, too.
+    /// Adds missing pages.
     pub fn lack(&mut self, pages: Range<u64>) -> Result<()> {
         self.missing.insert(pages.clone());
         self.write(pages)
     }
 
-    /// All that is missing is in it.
+    /// Notes that all missing pages are recorded.
     pub fn complete(&mut self) -> Result<()> {
         let written = self.file.write_all_at(&1u64.to_le_bytes(), COMPLETE);
         written.map_err(Error::io(format!("write {}", self.path.display())))?;
@@ -120,7 +123,7 @@ impl Record {
         Ok(())
     }
 
-    /// These pages are there.
+    /// Notes that these pages are there.
     pub fn given(&mut self, pages: Range<u64>) -> Result<()> {
         self.missing.remove(pages.clone());
         self.write(pages)
@@ -132,7 +135,7 @@ impl Record {
         written.map_err(Error::io(format!("write {}", self.path.display())))
     }
 
-    /// Nothing is missing, and nobody need know that something was.
+    /// Removes the record when no page is missing.
     pub fn remove(self) -> Result<()> {
         std::fs::remove_file(&self.path).map_err(Error::io(format!("remove {}", self.path.display())))
     }
@@ -149,7 +152,7 @@ fn parse(bytes: &[u8]) -> Option<(i32, bool, Bits)> {
     if magic != MAGIC || u32::from_le_bytes(*version) != VERSION || complete > 1 {
         return None;
     }
-    // Else so many bits would be made room for.
+    // Otherwise memory would be allocated for this many bits.
     if pages.div_ceil(64).checked_mul(8)? != bits.len() as u64 {
         return None;
     }

@@ -1,4 +1,4 @@
-//! An end of a move: a QEMU process of ours, with its RAM and what its guest has said.
+//! An end of a move: a QEMU process of the test, with its RAM and its guest's output.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -11,21 +11,21 @@ use anyhow::{Context, bail, ensure};
 use tempfile::TempDir;
 use verbatim_vm::{Arguments, Machine, Qmp, RUN, Ram, Run};
 
-/// The program.
+/// QEMU's program.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// Names another one, which runs in its place.
+/// Environment variable with another QEMU program.
 const QEMU_VARIABLE: &str = "VERBATIM_QEMU";
 
-/// The program that the tests run.
+/// The QEMU program that the tests run.
 pub fn qemu() -> String {
     std::env::var(QEMU_VARIABLE).unwrap_or_else(|_| QEMU.to_owned())
 }
 
-/// How long a guest may take to say something, on a busy machine.
+/// Limit for a guest's next output, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What is missing on this machine.
+/// An error that names a missing program.
 pub fn installed() -> Result<(), String> {
     for program in [&qemu()[..], "cc", "make"] {
         let found = Command::new(program)
@@ -40,23 +40,23 @@ pub fn installed() -> Result<(), String> {
     verbatim_tracking::supported().map_err(|unsupported| unsupported.to_string())
 }
 
-/// What runs in a virtual machine.
+/// A program of a virtual machine.
 pub struct Guest<'a> {
-    /// The name of its program.
+    /// Name of the program.
     pub program: &'a str,
     pub mebibytes: &'a str,
-    /// Where its serial line goes.
+    /// Target of the serial line.
     pub serial: &'a str,
 }
 
-/// The usual one.
+/// The usual guest.
 const CHECK: Guest<'_> = Guest {
     program: "check",
     mebibytes: "16",
     serial: "file:serial",
 };
 
-/// Where the guests' programs are, built when they are first asked for.
+/// Folder of the guests' programs, which are built at the first request.
 fn built() -> anyhow::Result<PathBuf> {
     static BUILT: std::sync::OnceLock<Result<PathBuf, String>> = std::sync::OnceLock::new();
     let build = || {
@@ -73,7 +73,8 @@ fn built() -> anyhow::Result<PathBuf> {
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
-/// One end. Its QEMU is killed when this is dropped, also when the test fails, and what the guest has said stays.
+/// One end of a move. Its QEMU is killed on drop, also when the test fails; the guest's output stays until
+/// then.
 pub struct End {
     folder: TempDir,
     child: Child,
@@ -82,7 +83,7 @@ pub struct End {
 }
 
 impl End {
-    /// Starts a QEMU with these arguments beside the usual ones. Its guest does not run yet.
+    /// Starts a QEMU with further arguments beside the usual ones. Its guest does not run yet.
     async fn start(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Self> {
         let program = built()?.join(guest.program);
         let qemu = qemu();
@@ -116,12 +117,12 @@ impl End {
         Self::of(from.arguments.clone(), true).await
     }
 
-    /// Starts a QEMU that takes the guest of one which is as these say.
+    /// Starts a QEMU that takes a guest, by these arguments.
     pub async fn arriving_as(arguments: &Arguments) -> anyhow::Result<Self> {
         Self::of(arguments.clone(), true).await
     }
 
-    /// Starts a QEMU by these arguments alone, whose guest does not run.
+    /// Starts a QEMU by these arguments alone, with a guest that does not run.
     pub async fn stopped(more: &[&str]) -> anyhow::Result<Self> {
         let qemu = qemu();
         let types = Command::new(&qemu).args(["-machine", "help"]).output()?;
@@ -129,18 +130,18 @@ impl End {
         Self::of(arguments.versioned(std::str::from_utf8(&types.stdout)?)?, false).await
     }
 
-    /// The arguments that it was started with.
+    /// The arguments of its start.
     pub fn arguments(&self) -> &Arguments {
         &self.arguments
     }
 
-    /// The same, run by another program.
+    /// Starts a QEMU of another program that takes the guest of another one.
     pub async fn arriving_at(program: &str, from: &Self) -> anyhow::Result<Self> {
         Self::of(from.arguments.run_by(program), true).await
     }
 
     async fn of(arguments: Arguments, incoming: bool) -> anyhow::Result<Self> {
-        // In tmpfs, as instances' folders are.
+        // In tmpfs, like instances' folders.
         let folder = TempDir::new_in("/dev/shm")?;
         let ram = Ram::create(&folder.path().join("ram"), arguments.ram())?;
         let qmp = folder.path().join("qmp");
@@ -162,7 +163,7 @@ impl End {
         })
     }
 
-    /// One whose guest runs.
+    /// Starts a guest, and waits until it runs.
     pub async fn run(more: &[&str]) -> anyhow::Result<Self> {
         let end = Self::start(&CHECK, more).await?;
         end.machine.go_on().await?;
@@ -170,7 +171,7 @@ impl End {
         Ok(end)
     }
 
-    /// One whose guest, another one than the usual, was just told to run.
+    /// Starts another guest than the usual one, without waiting for its output.
     pub async fn run_other(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Self> {
         let end = Self::start(guest, more).await?;
         end.machine.go_on().await?;
@@ -200,17 +201,17 @@ impl End {
         Ok(rustix::process::kill_process(pid, signal)?)
     }
 
-    /// Whole lines that the guest has said here, and what may follow them.
+    /// Output of the guest here: whole lines, and a part of a line that may follow.
     pub fn said(&self) -> anyhow::Result<String> {
         Ok(std::fs::read_to_string(self.path("serial"))?)
     }
 
-    /// What QEMU has said.
+    /// Output of QEMU.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Waits until the guest says some ticks more here.
+    /// Waits until the guest prints some more ticks here.
     pub fn ticks_on(&self) -> anyhow::Result<()> {
         let ticks = Ticks::since(self)?;
         while !ticks.are_there(self)? {
@@ -219,7 +220,7 @@ impl End {
         Ok(())
     }
 
-    /// The same, while other things go on in this task.
+    /// Waits for some more ticks, while other futures of this task go on.
     pub async fn ticks_on_beside(&self) -> anyhow::Result<()> {
         let ticks = Ticks::since(self)?;
         while !ticks.are_there(self)? {
@@ -228,7 +229,7 @@ impl End {
         Ok(())
     }
 
-    /// That the guest says nothing here, though it has the time.
+    /// An error if the guest prints anything here within a moment.
     pub fn is_silent(&self) -> anyhow::Result<()> {
         let before = self.said()?;
         std::thread::sleep(Duration::from_millis(50));
@@ -237,14 +238,14 @@ impl End {
     }
 }
 
-/// Some ticks more of a guest.
+/// Some more ticks of a guest.
 struct Ticks {
     before: usize,
     begun: Instant,
 }
 
 impl Ticks {
-    /// A file tells nobody that it grows.
+    /// Pause between two looks: the growth of a file has no notification.
     const AGAIN: Duration = Duration::from_millis(2);
 
     fn since(end: &End) -> anyhow::Result<Self> {
@@ -254,7 +255,7 @@ impl Ticks {
         })
     }
 
-    /// An error if the guest finds something, or is silent.
+    /// An error if the guest reports an error, or is silent.
     fn are_there(&self, end: &End) -> anyhow::Result<bool> {
         let said = end.said()?;
         ensure!(
@@ -274,23 +275,23 @@ impl Drop for End {
     }
 }
 
-/// A disk of 16 MiB, which goes when this is dropped.
+/// A disk of 16 MiB. It is removed on drop.
 pub struct Disk(TempDir);
 
 impl Disk {
-    /// On a disk of this machine: tmpfs knows no O_DIRECT everywhere.
+    /// On a disk of this machine: not every tmpfs supports O_DIRECT.
     pub fn new() -> anyhow::Result<Self> {
         let disk = Self(TempDir::new_in("/var/tmp")?);
         File::create(disk.0.path().join("disk"))?.set_len(16 << 20)?;
         Ok(disk)
     }
 
-    /// A path beside it.
+    /// A path beside the disk's file.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// The value of `-drive`: read directly, and by this means.
+    /// Value of `-drive` for direct reads by the given `aio`.
     pub fn drive(&self, aio: &str) -> String {
         let path = self.beside("disk");
         format!(
@@ -300,7 +301,7 @@ impl Disk {
     }
 }
 
-/// Brings runs from one RAM to another, as a mover would.
+/// Copies runs from one RAM to another, as a move does.
 pub fn copy(runs: &[Run], from: &Machine, to: &Machine) -> anyhow::Result<u64> {
     let mut bytes = vec![0; RUN as usize];
     let mut copied = 0;
@@ -318,7 +319,7 @@ pub fn copy(runs: &[Run], from: &Machine, to: &Machine) -> anyhow::Result<u64> {
     Ok(copied)
 }
 
-/// That two RAMs have the same content, whose guests stand still.
+/// An error unless the RAMs of two guests that stand still have the same content.
 pub fn same_ram(one: &Machine, other: &Machine) -> anyhow::Result<()> {
     let read = |machine: &Machine| std::fs::read(machine.ram().path());
     let (one, other) = (read(one)?, read(other)?);
@@ -341,7 +342,7 @@ pub fn same_ram(one: &Machine, other: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// That what a guest has said on all of its places, one after the other, is 1, 2, 3, ..., and how far it came.
+/// An error unless a guest's output at all its places together is 1, 2, 3, ...; returns the last number.
 pub fn consecutive(places: &[&End]) -> anyhow::Result<u32> {
     let mut all = String::new();
     for place in places {
@@ -350,7 +351,7 @@ pub fn consecutive(places: &[&End]) -> anyhow::Result<u32> {
     let mut expected = 0;
     let mut lines = all.split('\n').peekable();
     while let Some(line) = lines.next() {
-        // The last one may not be whole.
+        // The last line may be incomplete.
         if lines.peek().is_none() {
             break;
         }

@@ -1,4 +1,4 @@
-//! Pages from one RAM to another, over TCP: both sides of a post-copy, as a mover would have them.
+//! Both sides of a post-copy for tests: pages from one RAM to another, over TCP.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -15,13 +15,14 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use verbatim_vm::{Behind, PostCopy, Ram, Run};
 
-/// Names what this program is to fill, and nothing else: a process, its RAM, the record, the port, and after how many faults it dies.
+/// Environment variable with the work of a filler process: the guest's process, its RAM, the record, the
+/// port, and the number of the fault at which the filler dies.
 pub const FILLER: &str = "FILLED";
 
-/// So many ranges that nobody waits for are under way at once.
+/// Number of ranges in flight that no thread waits for.
 const UNDER_WAY: usize = 4;
 
-/// What a part of an answer is.
+/// Kind of a part of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 enum Part {
@@ -30,7 +31,7 @@ enum Part {
     End = 2,
 }
 
-/// Answers for a RAM. Ends when it is dropped.
+/// Answers for a RAM, until it is dropped.
 pub struct Server {
     pub port: u16,
     task: JoinHandle<()>,
@@ -44,7 +45,7 @@ impl Server {
             let mut clients = tokio::task::JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
                 let behind = behind.clone();
-                // A client that is gone is what is tested.
+                // The loss of a client is part of the tests.
                 clients.spawn(async move { drop(answer(&behind, client).await) });
             }
         });
@@ -91,20 +92,20 @@ async fn send(runs: &[Run], ram: &Ram, to: &mut BufWriter<impl AsyncWrite + Unpi
     Ok(())
 }
 
-/// What is asked for.
+/// Ranges to bring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// Only what somebody waits for, without end.
+    /// Only faults, forever.
     Faults,
-    /// All that is missing, until nothing is.
+    /// All missing ranges, until the RAM is complete.
     All,
 }
 
-/// What somebody has waited for.
+/// Faults seen by a filler.
 #[derive(Debug, Default)]
 pub struct Faults {
     count: AtomicU64,
-    /// Told of this one this process dies.
+    /// The process dies at the fault of this number.
     last: Option<u64>,
 }
 
@@ -122,9 +123,9 @@ impl Faults {
     }
 }
 
-/// Brings what is missing; counts what somebody waited for. It may be dropped at any time.
+/// Brings missing ranges; counts faults. It may be dropped at any time.
 pub async fn fill(post_copy: &PostCopy, port: u16, wanted: Wanted, faults: &Faults) -> anyhow::Result<()> {
-    // What was under way before is not any more.
+    // Requests of an earlier filler are not in flight any more.
     post_copy.ask_again()?;
     let connection = TcpStream::connect(("127.0.0.1", port)).await?;
     connection.set_nodelay(true)?;
@@ -168,7 +169,7 @@ fn request(range: &Range<u64>) -> [u8; 16] {
     both.to_be_bytes()
 }
 
-/// Takes what comes, and says when all of an answer has.
+/// Takes answers, and reports each complete one.
 async fn take(
     post_copy: &PostCopy,
     answers: OwnedReadHalf,
@@ -180,13 +181,13 @@ async fn take(
         match part(&mut answers, &mut bytes).await? {
             (Part::Data, range) => post_copy.fill(range.start, &bytes)?,
             (Part::Zero, range) => post_copy.fill_zeros(range)?,
-            // Nobody may listen any more.
+            // The receiver may be gone.
             (Part::End, range) => drop(came.send(range)),
         }
     }
 }
 
-/// Brings runs from one RAM to another over TCP, as a mover does while the guest runs at its source.
+/// Brings runs from one RAM to another over TCP, as in a move while the guest runs at its source.
 pub async fn bring(runs: &[Run], from: &Ram, to: &Ram) -> anyhow::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (sends, takes) = tokio::try_join!(TcpStream::connect(listener.local_addr()?), async {
@@ -231,7 +232,8 @@ async fn part(
     Ok((part, range))
 }
 
-/// A process of its own that fills, and dies by SIGKILL when it was told of the fault of this number and has asked for nothing.
+/// Runs a filler in a process of its own, which dies by SIGKILL after the fault of the given number, before
+/// it sends a request for it.
 pub async fn dies_at(
     pid: u32,
     ram: &Ram,
@@ -250,7 +252,7 @@ pub async fn dies_at(
     Ok(status)
 }
 
-/// That process.
+/// Runs the filler in that process.
 pub async fn run(what: &str) -> anyhow::Result<()> {
     let words: Vec<&str> = what.split(' ').collect();
     let [pid, ram, record, port, fault] = words[..] else {

@@ -1,8 +1,9 @@
-//! Virtual machines of the QEMU that is installed, moved between two processes on this machine.
+//! Virtual machines of the installed QEMU, moved between two processes on this machine.
 //!
-//! Their guest (`guest/check.c`) knows what must be in its memory, and counts on its serial line: what it has said on all of its places together
-//! must be 1, 2, 3, ..., so that a copy that ran beside, a guest that went back in time, or one that missed a page is found.
-//! While it stands still the two copies of its RAM are compared, too.
+//! Their guest (`guest/check.c`) knows the right content of its memory, and counts on its serial line: its
+//! output at all its places together must be 1, 2, 3, ... So the tests find a second running copy, a guest
+//! that went back in time, and a missing page. While the guest stands still, the tests also compare both
+//! copies of its RAM.
 
 mod end;
 mod filler;
@@ -26,16 +27,16 @@ use end::{Disk, End, consecutive, copy, qemu, same_ram};
 /// Rounds before the guest stops.
 const ROUNDS: u32 = 12;
 
-/// Names how many times a guest moves in a row, where that are not [`MOVES`].
+/// Environment variable with the number of moves in a row; the default is [`MOVES`].
 const MOVES_VARIABLE: &str = "VERBATIM_VM_MOVES";
 
-/// Names the program of a newer QEMU.
+/// Environment variable with the program of a newer QEMU.
 const NEWER_VARIABLE: &str = "VERBATIM_NEWER_QEMU";
 
-/// So many times.
+/// Number of moves in a row.
 const MOVES: usize = 8;
 
-/// Names a file that this program is to map, and nothing else, until its input ends.
+/// Environment variable with a file that this program maps, and nothing else, until its input ends.
 const MAPPER: &str = "MAPPED_RAM";
 
 fn main() -> ExitCode {
@@ -116,7 +117,7 @@ fn map(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One whose guest runs, and one that is to take it.
+/// A running guest, and a QEMU that is to take it.
 async fn pair(more: &[&str]) -> anyhow::Result<(End, End)> {
     let from = End::run(more).await?;
     let to = End::arriving(&from).await?;
@@ -129,7 +130,7 @@ struct Moving {
     incoming: Incoming,
 }
 
-/// Brings a guest so far. `last` says whether what was written since the last round is brought, too.
+/// Moves a guest up to the decision. `last`: whether the writes since the last round are brought, too.
 async fn bring(from: &End, to: &End, last: bool) -> anyhow::Result<Moving> {
     let mut rounds = Rounds::begin(from.machine.ram(), from.machine.pid())?;
     let mut written = 0;
@@ -147,7 +148,8 @@ async fn bring(from: &End, to: &End, last: bool) -> anyhow::Result<Moving> {
         "only {written} bytes were written after the first round"
     );
     if !last {
-        // What is brought then is its memory as it was at one moment, which is the hardest to find: nothing in it contradicts.
+        // The RAM at the destination is a consistent state of one moment then, which is the hardest error to
+        // find.
         from.machine.qmp().run("stop", json!({})).await?;
         copy(&rounds.round()?, &from.machine, &to.machine)?;
         from.machine.go_on().await?;
@@ -180,7 +182,7 @@ async fn again_and_again() -> anyhow::Result<()> {
     move_on(&[]).await
 }
 
-/// What a disk writes to the RAM directly is in no page table when it lands.
+/// A disk's direct writes to the RAM are in no page table when they land.
 async fn with_a_disk() -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let drive = disk.drive("threads");
@@ -212,7 +214,7 @@ async fn move_on(more: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Memory that is no RAM of ours goes with QEMU's stream: that of a display.
+/// Memory outside of the RAM file goes with QEMU's stream: that of a display.
 async fn with_devices() -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let drive = disk.drive("threads");
@@ -257,7 +259,7 @@ async fn between_releases() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The checks of these tests see a page that is missing.
+/// The checks of these tests find a missing page.
 async fn what_is_left_out_is_found() -> anyhow::Result<()> {
     let (from, to) = pair(&[]).await?;
     let moving = bring(&from, &to, false).await?;
@@ -271,10 +273,10 @@ async fn what_is_left_out_is_found() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Given up at each step before the decision, the guest goes on, and can be moved afterwards.
+/// After a cancellation at each step before the decision the guest goes on, and can be moved afterwards.
 async fn it_goes_on() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
-    // While it runs.
+    // While the guest runs.
     let (outgoing, state) = from.machine.leave().await?;
     drop(state);
     outgoing.take_back().await?;
@@ -313,7 +315,7 @@ async fn paused() -> anyhow::Result<()> {
     incoming.loaded().await?;
     pump.await??;
     same_ram(&from.machine, &to.machine)?;
-    // Given up, it is as it was.
+    // After the cancellation the guest is paused as before.
     outgoing.take_back().await?;
     from.is_silent()?;
     ensure!(!from.machine.status().await?.running, "it was paused, and runs");
@@ -337,7 +339,7 @@ async fn destination_dies() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A QEMU that is stopped is not waited for without end, and is as it was when it goes on.
+/// Requests to a stopped QEMU end in time, and QEMU is unchanged when it goes on.
 async fn silent_source() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
     from.signal(Signal::STOP)?;
@@ -350,7 +352,7 @@ async fn silent_source() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error that says this.
+/// An error unless the result is an error with these words.
 fn says<T: std::fmt::Debug>(result: Result<T, Error>, words: &str) -> anyhow::Result<()> {
     let error = result
         .map(drop)
@@ -380,7 +382,7 @@ async fn obstacles() -> anyhow::Result<()> {
     let mut said = [0];
     let ready = mapper.stdout.as_mut().context("a pipe")?.read_exact(&mut said);
     let asked = from.machine.may_move().await;
-    // The end of its input.
+    // Closes its input, which ends it.
     drop(mapper.stdin.take());
     mapper.wait()?;
     ready?;

@@ -1,4 +1,4 @@
-//! QEMU's present state goes along, not the one that it was started with.
+//! QEMU's present state goes along, and not that of its start.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use verbatim_vm::{Carried, Error};
 use crate::end::{End, consecutive};
 use crate::move_it;
 
-/// The tap link that there may be.
+/// Name of a tap link that may exist.
 const LINK: &str = "tap0";
 
-/// Images of 32 MiB, of which the guest writes to the first.
+/// Images of 32 MiB; the guest writes to the first one.
 struct Images(TempDir);
 
 impl Images {
@@ -48,7 +48,7 @@ async fn job_is(end: &End, is: impl Fn(&[Value]) -> bool) -> anyhow::Result<()> 
     }
 }
 
-/// Nothing was changed: the next QEMU gets the very words that this one got.
+/// Without a change the next QEMU gets exactly the arguments of the present one.
 pub async fn as_started() -> anyhow::Result<()> {
     let images = Images::new(&["a", "b", "c,d"])?;
     let (a, b, c) = (
@@ -178,7 +178,8 @@ pub async fn as_started() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Disks, media, devices and networks that were changed: the next QEMU has them, takes the guest, and is as it is then.
+/// Changed disks, media, devices and networks: the next QEMU has them, takes the guest, and has the same
+/// state then.
 pub async fn changed() -> anyhow::Result<()> {
     let images = Images::new(&["one", "two", "three", "four", "cd1", "cd2"])?;
     let drive = |file: &str, more: &str| format!("file={},format=raw,{more}", images.path(file));
@@ -288,7 +289,7 @@ pub async fn changed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All else that differs is refused by its name.
+/// Every other difference is refused by its name.
 pub async fn named() -> anyhow::Result<()> {
     let images = Images::new(&["one", "two"])?;
     let drive = format!("file={},format=raw,if=none,id=one", images.path("one"));

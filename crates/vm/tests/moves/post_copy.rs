@@ -1,4 +1,4 @@
-//! Guests that run before all of their memory has come.
+//! Guests that run before all of their memory has arrived.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -12,28 +12,28 @@ use crate::end::{Disk, End, consecutive, copy, same_ram};
 use crate::filler::{Faults, Server, Wanted, dies_at, fill};
 use crate::{move_it, says};
 
-/// So many times a guest moves in a row.
+/// Number of moves of a guest in a row.
 const MOVES: usize = 4;
 
-/// After so many faults a process that fills dies.
+/// Number of faults after which a filler process dies.
 const FAULTS: u64 = 20;
 
-/// A move up to the decision, with nothing of what is missing brought but what loading it took.
+/// A move up to the decision. Only missing pages that the load needed have been brought.
 struct Arriving {
     outgoing: Outgoing,
     incoming: Incoming,
     post_copy: PostCopy,
     server: Server,
-    /// What somebody has waited for.
+    /// Faults so far.
     faults: Faults,
 }
 
-/// Where what is missing is written down.
+/// Path of the record of missing pages.
 pub fn record(end: &End) -> PathBuf {
     end.path("ram.missing")
 }
 
-/// The same before the state of the devices was handed over.
+/// The same before the devices' state is handed over.
 struct Stopped {
     outgoing: Outgoing,
     incoming: Incoming,
@@ -42,7 +42,7 @@ struct Stopped {
     pump: JoinHandle<std::io::Result<u64>>,
 }
 
-/// Brings a guest so far. `rounds`: so many rounds are brought as always before.
+/// Stops a guest. `rounds`: number of pre-copy rounds before.
 async fn stop(from: &End, to: &End, rounds: u32) -> anyhow::Result<Stopped> {
     let mut pages = Rounds::begin(from.machine.ram(), from.machine.pid())?;
     for _ in 0..rounds {
@@ -98,7 +98,7 @@ async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
     })
 }
 
-/// Lets the guest run at its destination while only what it touches is brought, and then all.
+/// Lets the guest run at its destination, at first with faults alone, then with all missing pages.
 async fn finish(from: &End, to: &End, arriving: Arriving) -> anyhow::Result<u64> {
     let Arriving {
         post_copy,
@@ -121,7 +121,7 @@ async fn finish(from: &End, to: &End, arriving: Arriving) -> anyhow::Result<u64>
     Ok(faults.count())
 }
 
-/// Brings all that is missing, and ends it.
+/// Brings all missing pages, and ends the post-copy.
 async fn whole(to: &End, post_copy: PostCopy, port: u16) -> anyhow::Result<()> {
     if post_copy.left() > 0 {
         says(to.machine.may_move().await, "not all of its memory has come")?;
@@ -133,7 +133,8 @@ async fn whole(to: &End, post_copy: PostCopy, port: u16) -> anyhow::Result<()> {
     to.ticks_on()
 }
 
-/// By turns all of the memory comes later, or what was written last; every third move is without post-copy.
+/// By turns the whole memory or only the last writes are missing at the decision; every third move is without
+/// post-copy.
 async fn in_a_row(more: &[&str]) -> anyhow::Result<()> {
     let mut places = vec![End::run(more).await?];
     for number in 1..=MOVES {
@@ -170,7 +171,7 @@ pub async fn again_and_again() -> anyhow::Result<()> {
     in_a_row(&[]).await
 }
 
-/// The kernel touches what is missing: for the disk, and when its queue is read before the guest runs.
+/// The kernel touches missing pages: for the disk, and when its queue is read before the guest runs.
 pub async fn with_a_disk() -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let drive = disk.drive("threads");
@@ -183,7 +184,7 @@ pub async fn with_a_disk() -> anyhow::Result<()> {
     .await
 }
 
-/// Whoever fills dies, with a fault that it was told of and nobody else is.
+/// The filler dies with a fault that was reported to it alone.
 pub async fn taken_over() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
     let to = End::arriving(&from).await?;
@@ -212,7 +213,7 @@ pub async fn taken_over() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Death in the middle of the end, and the loss of what must not be lost.
+/// The filler's death in the middle of the end, and the loss of data that must not be lost.
 pub async fn ends() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
     let to = End::arriving(&from).await?;
@@ -220,7 +221,7 @@ pub async fn ends() -> anyhow::Result<()> {
     // Prepared, and not needed.
     to.machine.post_copy(&path).await?.end()?;
     ensure!(!path.exists(), "it is over");
-    // QEMU has closed it, and nobody has said so.
+    // QEMU has closed the userfaultfd, and the record is still there.
     let post_copy = to.machine.post_copy(&path).await?;
     let written = std::fs::read(&path)?;
     post_copy.end()?;
@@ -230,7 +231,7 @@ pub async fn ends() -> anyhow::Result<()> {
         "nothing is missing"
     );
     ensure!(!path.exists(), "it is over");
-    // Something was missing.
+    // A page is missing at the end.
     let post_copy = to.machine.post_copy(&path).await?;
     let number = i32::from_le_bytes(std::fs::read(&path)?[12..16].try_into()?);
     let page = PAGE..2 * PAGE;
@@ -240,7 +241,7 @@ pub async fn ends() -> anyhow::Result<()> {
         .context("something is missing")?
         .end();
     says(ended, "are missing")?;
-    // What was to be missing is there.
+    // A page that should be missing is there.
     ram.write(PAGE, &[1; PAGE as usize])?;
     says(post_copy.complete(), "and are there")?;
     ram.clear(PAGE..2 * PAGE)?;
@@ -263,13 +264,14 @@ pub async fn ends() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Given up before the decision: while QEMU waits for a page, and when it is loaded, with all of its memory there or not.
+/// Cancelled before the decision: while QEMU waits for a page, and when it is loaded, with all of its memory
+/// there or not.
 pub async fn it_goes_on() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
     let to = End::arriving(&from).await?;
     let mut stopped = stop(&from, &to, 0).await?;
     tokio::select! {
-        // Which answers nothing then, and nobody answers it.
+        // QEMU answers nothing then, and the fault is not served.
         waits = stopped.post_copy.fault() => ensure!(!waits?.is_empty(), "nobody waits"),
         loaded = stopped.incoming.loaded() => anyhow::bail!("it is loaded by what is missing: {loaded:?}"),
         handed_over = async {
@@ -301,13 +303,13 @@ pub async fn it_goes_on() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The guest sees a page that is taken for zeros.
+/// The guest detects a page that is wrongly filled with zeros.
 pub async fn zeros_are_found() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
     let to = End::arriving(&from).await?;
     let arriving = bring(&from, &to, 0).await?;
     let post_copy = arriving.post_copy;
-    // Behind the guest and its pages that it writes all the time, which begin at 4 MiB.
+    // Behind the guest and behind the pages that it writes all the time, which begin at 4 MiB.
     let page = 8 << 20;
     post_copy.fill_zeros(page..page + PAGE)?;
     fill(&post_copy, arriving.server.port, Wanted::All, &Faults::default()).await?;
@@ -325,7 +327,7 @@ pub async fn zeros_are_found() -> anyhow::Result<()> {
             "the guest misses no page: {}",
             to.said()?
         );
-        // A file tells nobody that it grows.
+        // The growth of a file has no notification.
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
     Ok(())

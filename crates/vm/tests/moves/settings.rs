@@ -18,14 +18,14 @@ const RAM: u64 = 4 << 20;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// All capabilities and parameters, as QEMU says them.
+/// All capabilities and parameters, by QEMU's answers.
 async fn all(machine: &Machine) -> anyhow::Result<(Value, Value)> {
     let capabilities = machine.qmp().ask("query-migrate-capabilities", json!({})).await?;
     let parameters = machine.qmp().ask("query-migrate-parameters", json!({})).await?;
     Ok((capabilities, parameters))
 }
 
-/// The values of its owner are there again after each way in which a move can end, and go along with it.
+/// The owner's values are back after each end of a move, and go along with the guest.
 pub async fn put_back() -> anyhow::Result<()> {
     let (from, to) = pair(&[]).await?;
     let own = json!({"capabilities": [{"capability": "xbzrle", "state": true}]});
@@ -73,7 +73,7 @@ pub async fn put_back() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line for QEMU's monitor for people, which says nothing if all is well.
+/// Sends one line to QEMU's human monitor, which prints nothing on success.
 async fn monitor(end: &End, line: &str) -> anyhow::Result<()> {
     let asked = json!({"command-line": line});
     let said: String = end.machine.qmp().ask("human-monitor-command", asked).await?;
@@ -81,7 +81,7 @@ async fn monitor(end: &End, line: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A snapshot has the RAM, and the guest goes on from it.
+/// Takes a snapshot and loads it: it has the RAM, and the guest goes on from it.
 async fn snapshot(end: &End, name: &str) -> anyhow::Result<()> {
     monitor(end, &format!("savevm {name}")).await?;
     let nodes: Value = end
@@ -107,17 +107,17 @@ async fn snapshot(end: &End, name: &str) -> anyhow::Result<()> {
     let (lines, _) = said.rsplit_once('\n').context("whole lines")?;
     let before = lines.lines().next_back().and_then(number).context("a tick")?;
     monitor(end, &format!("loadvm {name}")).await?;
-    // It finds itself whether its memory is that of then.
+    // The guest checks that its memory is that of the snapshot.
     end.ticks_on()?;
     let said = end.said()?;
-    // A line may be half of then and half of now.
+    // A line may mix output from before and after the load.
     let mut after = said.lines().skip(lines.lines().count() + 3).filter_map(number);
     let after = after.next().context("a tick")?;
     ensure!(after < before, "{after} after {before}: it is not that of then");
     Ok(())
 }
 
-/// QEMU's own migration to a file has the RAM, too, and comes to its end.
+/// QEMU's own migration to a file has the RAM, too, and ends.
 async fn saved(end: &End, disk: &Disk) -> anyhow::Result<()> {
     let path = disk.beside("saved");
     let file = File::options()
@@ -162,13 +162,13 @@ pub async fn snapshots() -> anyhow::Result<()> {
     snapshot(&from, "given-up").await?;
     saved(&from, &disk).await?;
     monitor(&from, "delvm given-up").await?;
-    // What it says after its memory is that of then is no count of ticks any more.
+    // After a load of a snapshot the guest's output is no consecutive count any more.
     move_it(&from, &to).await?;
     snapshot(&to, "moved").await?;
     saved(&to, &disk).await
 }
 
-/// Locks all of a file together with others, as long as it is open here.
+/// Takes a shared lock on all of a file, as long as the file is open here.
 fn lock(file: &File) -> anyhow::Result<()> {
     // SAFETY: a structure of numbers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -193,7 +193,7 @@ pub async fn locked() -> anyhow::Result<()> {
         let (mut outgoing, mut state) = from.machine.leave().await?;
         let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut tokio::io::sink()).await });
         outgoing.stopped().await?;
-        // Of all bytes, as a backup may have it. QEMU, too, has its locks together with others.
+        // On all bytes, as a backup may do. QEMU's locks are shared, too.
         let file = File::open(disk.beside("disk"))?;
         if is_locked {
             lock(&file)?;

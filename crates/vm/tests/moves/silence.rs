@@ -1,6 +1,7 @@
-//! How long a guest that is moved in different ways is not heard: `moves --ignored --nocapture how_long`.
+//! Silent time of a guest that is moved in different ways: `moves --ignored --nocapture how_long`.
 //!
-//! Both ends are on this machine, what is brought goes over TCP, and the guest writes a part of its memory all the time (`guest/pool.c`).
+//! Both ends are on this machine, pages go over TCP, and the guest writes a part of its memory all the time
+//! (`guest/pool.c`).
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -17,7 +18,7 @@ use crate::end::{End, Guest};
 use crate::filler::{Faults, Server, Wanted, bring, fill};
 use crate::post_copy::record;
 
-/// MiB of RAM; what is full of it; and what of that is written all the time.
+/// MiB of RAM; of that, MiB that are full; and of those, MiB that are written all the time.
 const RAM: &str = "512";
 const FULL: u32 = 480;
 const POOLS: [u32; 3] = [0, 64, 256];
@@ -25,22 +26,22 @@ const POOLS: [u32; 3] = [0, 64, 256];
 /// Moves of each kind.
 const TIMES: usize = 3;
 
-/// No more rounds than so many.
+/// Limit of rounds.
 const ROUNDS: usize = 12;
 
-/// Less than so many bytes is worth no round more.
+/// A round of fewer bytes is not followed by another one.
 const SMALL: u64 = 1 << 20;
 
-/// What ends the thread that listens.
+/// Byte that ends the listener's thread.
 const END: u8 = b'E';
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Who hears the guest, wherever it runs.
+/// Listens to the guest's ticks, at each of its places.
 struct Listener {
     folder: TempDir,
     pipe: File,
-    /// When what came, and how much.
+    /// Time and number of the ticks read together.
     heard: Arc<Mutex<Vec<(Instant, usize)>>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -48,12 +49,12 @@ struct Listener {
 impl Listener {
     fn start() -> anyhow::Result<Self> {
         let folder = TempDir::new_in("/dev/shm")?;
-        // QEMU reads one and writes the other.
+        // QEMU reads the first and writes the second.
         for name in ["serial.in", "serial.out"] {
             let path = folder.path().join(name);
             mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
         }
-        // Also for writing: so it does not end with a QEMU.
+        // Opened for writing, too, so that the pipe does not end with a QEMU.
         let pipe = File::options()
             .read(true)
             .write(true)
@@ -84,7 +85,7 @@ impl Listener {
         format!("pipe:{}", self.folder.path().join("serial").display())
     }
 
-    /// Waits until the guest is heard some time.
+    /// Waits for a number of ticks.
     async fn hears(&self, ticks: usize) -> anyhow::Result<()> {
         let (since, begun) = (Instant::now(), Instant::now());
         while self.ticks(since, Instant::now()) < ticks {
@@ -100,7 +101,7 @@ impl Listener {
         within.map(|(_, ticks)| ticks).sum()
     }
 
-    /// The longest time between two that were heard.
+    /// The longest time between two ticks.
     fn longest(&self, from: Instant) -> Duration {
         let heard = self.heard.lock().expect("no panic");
         let times: Vec<_> = heard.iter().map(|(at, _)| *at).filter(|at| *at >= from).collect();
@@ -126,13 +127,13 @@ enum Way {
     Qemu,
 }
 
-/// What a move took, in ms.
+/// Times of a move, in ms.
 #[derive(Debug, Default, Clone, Copy)]
 struct Took {
     silent: f64,
-    /// The guest's time that it missed from the beginning until all was there.
+    /// Ticks that the guest missed, from the beginning until its RAM was complete.
     missed: f64,
-    /// Until the guest runs, and until all is there.
+    /// Time until the guest runs, and until its RAM is complete.
     until_it_runs: f64,
     until_whole: f64,
     missing: u64,
@@ -289,7 +290,7 @@ async fn post_copy(from: &End, to: &End) -> anyhow::Result<Took> {
     })
 }
 
-/// QEMU's own, over one TCP connection without a limit.
+/// QEMU's own migration, over one TCP connection without a limit.
 async fn qemu(from: &End, to: &End) -> anyhow::Result<Took> {
     let begun = Instant::now();
     let (source, destination) = (from.machine.qmp(), to.machine.qmp());

@@ -15,7 +15,7 @@ use crate::folder::Noted;
 use crate::store::trust::{Belief, Marker};
 use crate::store::{Expected, Lack, Making, Store};
 
-/// Whether a copy of that role serves, or is to serve without being filled again: then its data are claimed.
+/// Whether a copy of this role serves, or is to serve without being filled again: then its data are claimed.
 pub(super) fn needs_data(role: &Role) -> bool {
     match role {
         Role::Serving | Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. } => true,
@@ -23,7 +23,7 @@ pub(super) fn needs_data(role: &Role) -> bool {
     }
 }
 
-/// Whether a copy of that role keeps its data claimed while they are open.
+/// Whether a copy of this role keeps its data claimed while they are open.
 fn keeps_data(role: &Role) -> bool {
     needs_data(role) || matches!(role, Role::Incoming { .. })
 }
@@ -44,7 +44,7 @@ impl State {
         if is_kept {
             return;
         }
-        // The mark is on the disk; the sidecar in memory keeps it, too.
+        // The mark is on the disk; the sidecar in memory keeps it as well.
         let is_suspect = self.store.take().is_some_and(|store| store.is_suspect());
         if let Some(sidecar) = self.sidecar.as_ref().filter(|_| is_suspect).and_then(failed) {
             self.sidecar = Some(sidecar);
@@ -92,7 +92,7 @@ impl Daemon {
         )
     }
 
-    /// Makes the data of a copy that has none, of that length, and notes their identity.
+    /// Makes the data of a copy that has none, with this length, and notes their identity.
     pub(super) fn make_data(
         &self,
         entry: &Entry,
@@ -102,7 +102,7 @@ impl Daemon {
         preallocate: bool,
     ) -> anyhow::Result<Arc<Store>> {
         let marker = self.marker(entry);
-        // A mark of an earlier volume of that name.
+        // A mark may be left of an earlier volume of the same name.
         marker.clear().context("cannot write to its folder")?;
         marker.prepare().context("cannot write to its folder")?;
         let path = entry.folder.data(&state.settings);
@@ -200,7 +200,7 @@ impl Daemon {
         // The daemon has few threads for tasks, and a disk may take its time.
         let opened = tokio::task::block_in_place(|| {
             let opened = Store::open(&path, expected)?;
-            // Where the data were not there when the sidecar was read.
+            // The data may have been missing when the sidecar was read.
             if age(state.written, opened.store.seen(sidecar.id)) == Age::Old {
                 return Err(Lack::Later(path.clone()));
             }
@@ -231,7 +231,7 @@ impl Daemon {
         Ok(store)
     }
 
-    /// Notes the data's identity. If the note cannot be written the next daemon writes it.
+    /// Notes the data's identity. If the note cannot be written, the next daemon writes it.
     fn note(
         &self,
         entry: &Entry,
@@ -352,7 +352,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// What comes from a backup is what the copy is. One that serves is younger than whatever has served since, as by any word of an operator's.
+    /// An operator accepts the sidecar from a backup. Like every operator's decision, this makes a copy that
+    /// serves younger than all copies that have served since the backup.
     fn accept_restored(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -374,12 +375,12 @@ impl Daemon {
         (state.unknown, state.restored, state.written) = (None, None, seen);
         state.sidecar = Some(sidecar.clone());
         let written = self.write(entry, state, accepted);
-        // It is read again, and shown to the data, whatever became of that.
+        // The sidecar is read again and shown to the data, whether the write succeeded or not.
         self.take_up(entry, state);
         written
     }
 
-    /// What is at the path of its data is right, whatever was there.
+    /// An operator accepts the file or device at the path of the data, whatever was there before.
     fn accept_other(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
         let noted = state.noted.take();
         if let Err(error) = self.claim_data(entry, state) {

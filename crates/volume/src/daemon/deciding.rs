@@ -35,13 +35,13 @@ use crate::volume::Volume;
 use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
 use crate::words;
 
-/// How often the engine is told the time.
+/// Interval of the engine's clock ticks.
 const TICK: Duration = Duration::from_millis(10);
 
 /// The longest name of a host: it is written into a sidecar.
 const MAX_HOST: usize = 255;
 
-/// After a hold that has failed.
+/// Pause after a failed hold.
 const HOLD_AGAIN: Duration = Duration::from_millis(300);
 
 impl Daemon {
@@ -78,12 +78,12 @@ impl Daemon {
         })
     }
 
-    /// Asks the other host whether it would take it, if it may leave this one.
+    /// Asks the other host whether it would take the volume, if the volume may leave this host.
     pub(super) async fn check(&self, entry: &Entry, to: &str) -> anyhow::Result<Result<(), String>> {
         let (call, allocated) = {
             let state = entry.state.lock().await;
             serving(entry, &state)?;
-            // What is wrong here is told whatever the other host would say.
+            // Obstacles on this host are reported without a question to the other host.
             let may = self.may_move(entry, &state, false);
             if let Err(error) = may.and_then(|()| is_answered(&state, to)) {
                 return Ok(Err(format!("{error:#}")));
@@ -103,7 +103,7 @@ impl Daemon {
         call.ask_for_room(allocated).await
     }
 
-    /// Moves it. Every error means that it is served here as before.
+    /// Moves the volume. Every error means that it is served here as before.
     pub(super) async fn migrate(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -201,7 +201,7 @@ impl Daemon {
         })
     }
 
-    /// The tenant is held, and the destination has everything.
+    /// Decides the move. The tenant is held, and the destination has all data.
     async fn decide(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -247,7 +247,7 @@ impl Daemon {
         }
     }
 
-    /// Serves a call of that host's daemon, on a thread of its own. Work that outlives the connection, or
+    /// Serves a call of another host's daemon, on a thread of its own. Work that outlives the connection, or
     /// waits for disks, goes to the `main` runtime.
     pub(super) async fn peer<S>(
         self: &Arc<Self>,
@@ -389,7 +389,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What can be done with a ring that the source offers.
+    /// Accepts the ring that the source offers, if that is possible.
     async fn fetch(&self, offer: Option<Box<verbatim_bulk::Offer>>) -> (Rings, Option<Fetching>) {
         let Some(offer) = offer else {
             return (Rings::None, None);
@@ -405,14 +405,14 @@ impl Daemon {
         }
     }
 
-    /// Whether that offer would be taken. Nothing is changed.
+    /// Whether this offer would be taken. Nothing is changed.
     async fn would_take(&self, name: &str, offer: &Offer, allocated: Option<u64>) -> anyhow::Result<()> {
         let entry = self.entry(name).await?;
         let state = entry.state_soon().await?;
         self.taken(&entry, &state, offer, allocated).map(drop)
     }
 
-    /// The sidecar and settings of the copy here for that offer.
+    /// The sidecar and settings of the copy here for this offer.
     fn taken(
         &self,
         entry: &Entry,
@@ -472,7 +472,7 @@ impl Daemon {
         self.note_failure(&entry, &mut state)?;
         let before = state.sidecar.clone();
         let has_old = before.is_some();
-        // Data that come now were not there when it was asked.
+        // Data of this attempt were not there when it was asked.
         state.whole = None;
         if !is_same {
             if state.incoming.as_ref().is_some_and(|incoming| !incoming.renew()) {
@@ -502,7 +502,7 @@ impl Daemon {
         Ok((incoming.clone(), store, may_compare))
     }
 
-    /// The open data of the copy that is filled: its old ones, or new ones.
+    /// The open data of the copy that is filled: its old data, or new ones.
     fn data_for(
         &self,
         entry: &Entry,
@@ -530,7 +530,7 @@ impl Daemon {
                 )
             }),
         }?;
-        // First the data get the length, then the sidecar says so.
+        // The data get the length first; the sidecar records it afterwards.
         tokio::task::block_in_place(|| store.reach(length))?;
         Ok(store)
     }

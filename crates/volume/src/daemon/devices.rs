@@ -14,10 +14,11 @@ use super::{Daemon, Entry, State};
 use crate::device::{self, Device, Label, Left, Places, Wanted};
 use crate::faults::{Fault, Point};
 
-/// So long a daemon that ends waits for the answers to requests that it has taken, all devices together.
+/// Limit for a daemon that ends to answer the requests that it has taken, for all devices together.
 const ANSWERS: Duration = Duration::from_secs(30);
 
-/// So long it waits for what is being done with volumes, all together; and so long if no other daemon is to come.
+/// Limit for a daemon that ends to wait for orders in progress, for all volumes together; and the same if no
+/// other daemon follows.
 const BUSY: Duration = Duration::from_secs(3);
 const BUSY_FOR_GOOD: Duration = Duration::from_secs(10);
 
@@ -30,7 +31,7 @@ impl Daemon {
         Places::new(&self.config.runtime_dir, name)
     }
 
-    /// Makes it a block device, if it is none.
+    /// Makes the volume a block device, unless it is one.
     pub(super) fn make_device(
         &self,
         entry: &Entry,
@@ -44,7 +45,7 @@ impl Daemon {
         };
         ensure!(!self.hands_over(), "this daemon ends: ask the next one");
         let places = self.places(&entry.name);
-        // Of one that is lost. Whoever asks for another one has seen that.
+        // Places of a lost device. A caller that asks for another device has seen that the first is gone.
         places.clear();
         let label = Label {
             volume: state.volume_id(),
@@ -64,7 +65,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A copy that waits for its session has the device that an instance was lent here: that goes on, too.
+    /// A copy that waits for its session keeps the device that an instance was lent here: the device goes on,
+    /// too.
     pub(super) fn find_promised_device(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         let promised = state
             .sidecar
@@ -79,7 +81,8 @@ impl Daemon {
         }
     }
 
-    /// The device that an earlier daemon has made goes on, if it is this volume's, which is served.
+    /// Takes over the device that an earlier daemon has made, if it is this volume's and the volume is
+    /// served.
     pub(super) fn find_device(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         let (None, Some(volume)) = (&state.device, &state.volume) else {
             return Ok(());
@@ -109,7 +112,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Nothing on this machine uses its device, also if that waits to be served.
+    /// An error while something on this machine uses the volume's device, also if the device waits to be
+    /// served.
     pub(super) fn is_free(&self, entry: &Entry, state: &State) -> anyhow::Result<()> {
         match &state.device {
             Some(_) => is_free(entry, state),
@@ -117,7 +121,7 @@ impl Daemon {
         }
     }
 
-    /// Lets go of a device that waits, if it is that instance's.
+    /// Lets go of a device that waits, if it belongs to this instance.
     pub(super) fn end_waiting_device(&self, entry: &Entry, state: &mut State, holder: Option<&str>) {
         if state.device.is_some() {
             return;
@@ -130,7 +134,8 @@ impl Daemon {
         }
     }
 
-    /// Lets go of its device, whoever has made that. `why`: there should be none.
+    /// Lets go of its device, whether this daemon or an earlier one made it. `why`: the reason why there
+    /// should be none.
     pub(super) fn end_device(&self, entry: &Entry, state: &mut State, why: &str) {
         let places = self.places(&entry.name);
         state.lost_device = None;
@@ -151,7 +156,7 @@ impl Daemon {
         });
     }
 
-    /// The same for one of which it is said that nobody serves it, if it has one of an earlier daemon.
+    /// The same for a copy that does not serve, if an earlier daemon left it a device.
     pub(super) fn end_strange_device(&self, entry: &Entry, state: &mut State) {
         if state.device.is_some() || !self.places(&entry.name).is_any() {
             return;
@@ -162,7 +167,8 @@ impl Daemon {
             Some(_) => "the copy here was not filled to the end".to_owned(),
             None => "there is no such volume any more".to_owned(),
         };
-        // The volumes' folder may not be the one that it was, or not be mounted: whoever uses the device waits, and loses nothing.
+        // The volumes' folder may have been replaced, or may not be mounted: users of the device wait, and
+        // lose nothing.
         if state.sidecar.is_none()
             && let Err(error) = self.is_free(entry, state)
         {
@@ -173,7 +179,7 @@ impl Daemon {
         self.end_device(entry, state, &why);
     }
 
-    /// Those of volumes that are not there.
+    /// The same for devices without a volume.
     pub(super) async fn end_strange_devices(&self) {
         for name in Places::names(&self.config.runtime_dir) {
             let is_known = self.entries.lock().await.contains_key(&name);
@@ -183,7 +189,8 @@ impl Daemon {
         }
     }
 
-    /// This process ends, and another one comes: no device takes requests any more, and those that were taken are answered.
+    /// This process ends, and another one follows: no device takes requests any more, and requests that were
+    /// taken are answered.
     pub(super) async fn hand_over(&self) {
         // Whoever has a lock now and looks for a device there is waited for; whoever comes later finds none.
         self.hands_over.store(true, Ordering::SeqCst);
@@ -206,7 +213,8 @@ impl Daemon {
         let end = Instant::now() + ANSWERS;
         tokio::task::block_in_place(|| {
             for (name, device) in stopped {
-                // The keeper is this process's until it has ended: no task of it finds the device again, and carries out what is under way once more.
+                // The keeper belongs to this process until the process has ended: no task of this process may
+                // find the device again, and carry out requests in flight a second time.
                 let device = ManuallyDrop::new(device);
                 let left = device.idle(end);
                 if left > 0 {
@@ -220,13 +228,13 @@ impl Daemon {
         });
     }
 
-    /// This process ends, and none comes: nothing is left of any device.
+    /// This process ends, and none follows: nothing is left of any device.
     pub(super) async fn end_devices(&self, by_force: bool) -> anyhow::Result<()> {
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
         let mut used = Vec::new();
         let patience = tokio::time::Instant::now() + BUSY_FOR_GOOD;
         for entry in &entries {
-            // A disk that hangs holds its volume's lock for ever.
+            // A disk that hangs holds its volume's lock forever.
             let Ok(state) = timeout_at(patience, entry.state.lock()).await else {
                 bail!(is_busy(entry));
             };
@@ -274,12 +282,12 @@ impl State {
     }
 }
 
-/// Where no daemon runs: lets go of the device of that volume, if there is one that waits.
+/// Where no daemon runs: lets go of the device of this volume, if one waits.
 pub fn end_waiting(runtime_dir: &Path, name: &str) {
     Places::new(runtime_dir, name).clear();
 }
 
-/// Where no daemon runs: lets go of all. An error if something is on one of them; then nothing is done.
+/// Where no daemon runs: lets go of all devices. An error if one of them is in use; then nothing is done.
 pub fn end_all_waiting(runtime_dir: &Path, by_force: bool) -> anyhow::Result<usize> {
     let names = Places::names(runtime_dir);
     for name in names.iter().filter(|_| !by_force) {
@@ -290,7 +298,7 @@ pub fn end_all_waiting(runtime_dir: &Path, by_force: bool) -> anyhow::Result<usi
     Ok(names.len())
 }
 
-/// Nothing uses a device that waits for a daemon.
+/// An error while something uses a device that waits for a daemon.
 fn waits_for_nobody(places: &Places, name: &str) -> anyhow::Result<()> {
     if let Left::Kept(found) = places.find()?
         && let Some(user) = device::user(&found.label.path)

@@ -27,7 +27,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Limit for an order about all volumes to wait for busy ones, all together.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
-/// So long a disk may take to say what the data have seen, before it is known what the copy is. One that hangs keeps no other host waiting for an answer.
+/// Limit for a disk to tell which sidecar the data have seen, before the copy becomes known. A disk that
+/// hangs keeps no other host waiting for an answer.
 const SLOW: Duration = Duration::from_secs(10);
 
 impl State {
@@ -112,7 +113,7 @@ impl Daemon {
         }
         match state.sidecar.as_ref().map(|sidecar| sidecar.role.clone()) {
             Some(Role::Serving) => {
-                // It was held for a decision that was not written.
+                // The volume was held for a decision that was not written.
                 if let Some(volume) = &state.volume
                     && volume.standing() == Standing::Held
                 {
@@ -180,7 +181,7 @@ impl Daemon {
                     daemon.take_up(&entry, &mut state);
                 } else if state.unserved.is_some() {
                     match state.sidecar.as_ref().is_some_and(|here| needs_data(&here.role)) {
-                        // Data that have come may say that the sidecar is an old one.
+                        // Data that have come may show that the sidecar is an old one.
                         true if has_seen_later(&entry, &state).is_some() => {
                             daemon.take_up(&entry, &mut state);
                         }
@@ -251,7 +252,7 @@ impl Daemon {
         rows
     }
 
-    /// Looks at all volumes whose locks are free, or soon are. A volume that is stuck does not hold up the
+    /// Looks at all volumes whose locks are free, or soon are. A volume that is stuck does not delay the
     /// caller.
     pub(super) async fn glance(&self, mut look: impl FnMut(&Arc<Entry>, Option<&State>)) {
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
@@ -266,7 +267,8 @@ impl Daemon {
     }
 }
 
-/// A number that neither the folder nor the data have seen. Open data have seen none that is higher than the one here: else they had not been opened.
+/// A number that neither the folder nor the data have seen. Open data have seen no higher number than the
+/// sidecar here: otherwise they would not have been opened.
 fn next_number(entry: &Entry, state: &State, sidecar: &Sidecar) -> u64 {
     let with_data = match &state.store {
         Some(_) => None,
@@ -283,14 +285,15 @@ pub(super) fn within<T: Send + 'static>(
     let (sender, done) = std::sync::mpsc::channel();
     let run = move || {
         let result = what();
-        // It may have taken too long.
+        // The receiver may have given up.
         let _ = sender.send(result);
     };
     std::thread::Builder::new().name("age".into()).spawn(run).ok()?;
     tokio::task::block_in_place(|| done.recv_timeout(limit).ok())
 }
 
-/// Has the data see that number. Where their disk hangs it is shown to them again when they are opened.
+/// Shows this number to the data. If their disk hangs, the number is shown to them again when they are
+/// opened.
 fn shows(store: &Arc<Store>, id: VolumeId, number: u64) {
     let store = store.clone();
     within(GLANCE, move || {
@@ -299,13 +302,13 @@ fn shows(store: &Arc<Store>, id: VolumeId, number: u64) {
     });
 }
 
-/// What the data have seen of that volume's sidecar, if their disk answers within that time.
+/// The number of this volume's sidecar that the data have seen, if their disk answers within the limit.
 fn seen_within(limit: Duration, entry: &Entry, state: &State, id: VolumeId) -> Option<u64> {
     let path = entry.folder.data(&state.settings);
     within(limit, move || seen_at(&path, id)).flatten()
 }
 
-/// How often the data have seen the sidecar written, if that is more than the one here says.
+/// The number of writes of the sidecar that the data have seen, if it is higher than the one here.
 fn has_seen_later(entry: &Entry, state: &State) -> Option<u64> {
     let here = state.sidecar.as_ref()?;
     let with_data = seen_within(GLANCE, entry, state, here.id);

@@ -1,11 +1,13 @@
-//! A volume that the virtual machine of one instance has as a disk: by NBD, on a socket in a folder of that instance.
+//! A volume as a disk of one instance's virtual machine: by NBD, on a socket in a folder of the instance.
 //!
-//! QEMU connects when it starts. At the destination of a move that is long before it is decided which copy serves. So a client is welcomed
-//! whatever the copy is, and its requests are not read before the copy serves ([`Export::later`]): what it asks early waits in its socket, and
-//! is nobody's if the session is rolled back.
+//! QEMU connects when it starts. At the destination of a move this is long before the decision which copy
+//! serves. A client is therefore accepted for every role of the copy, and its requests are not read before
+//! the copy serves ([`Export::later`]). Early requests wait in the client's socket, and are discarded if the
+//! session is rolled back.
 //!
-//! What is lent is noted in the runtime folder. A daemon that comes after one that was killed lends it on the same socket again, and QEMU's NBD client
-//! connects anew. The note is worth nothing when the folder of the socket is gone: then so is the instance.
+//! The loan is noted in the runtime folder. After a daemon was killed, the next one lends the volume on the
+//! same socket again, and QEMU's NBD client reconnects. A note without the socket's folder is worthless: the
+//! instance is gone as well.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -25,21 +27,21 @@ use super::{Daemon, Entry, State, listeners};
 use crate::nbd::export::Export;
 use crate::volume::Volume;
 
-/// What an instance has, and what a daemon that comes after this one has to know.
+/// The loan of a volume to an instance, for the next daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
     /// The instance.
     holder: String,
-    /// Where its QEMU finds it, as this daemon sees it.
+    /// The socket for the instance's QEMU, as this daemon sees it.
     socket: PathBuf,
-    /// It comes here in this session of the agents, which is not decided yet.
+    /// The instance comes here in this session of the agents, which is not decided yet.
     by: Option<AgentSession>,
     /// The instance may only read.
     #[serde(default)]
     read_only: bool,
 }
 
-/// While it is lent.
+/// A volume that is lent.
 pub(super) struct Lent {
     note: Note,
     volume: watch::Sender<Option<Arc<Volume>>>,
@@ -66,17 +68,17 @@ impl Lent {
         })
     }
 
-    /// Where it is.
+    /// The socket for QEMU.
     pub(super) fn socket(&self) -> &Path {
         &self.note.socket
     }
 
-    /// Whether it waits for that session.
+    /// Whether the loan waits for this session.
     pub(super) fn waits_for(&self, by: AgentSession) -> bool {
         self.note.by == Some(by)
     }
 
-    /// Clients are served from now on, unless a session is to be decided first.
+    /// Serves clients from now on, unless a session has to be decided first.
     pub(super) fn serve(&self, volume: &Arc<Volume>) {
         if self.note.by.is_none() {
             self.volume.send_replace(Some(volume.clone()));
@@ -84,14 +86,14 @@ impl Lent {
     }
 }
 
-/// Listens on a socket in a folder that is there. Whoever was killed may have left it.
+/// Listens on a socket in an existing folder. A daemon that was killed may have left a socket there.
 fn listen(socket: &Path) -> io::Result<UnixListener> {
     let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder, flags, Mode::empty())?;
-    // By the folder's descriptor, since a path of a socket has 107 bytes at most.
+    // The path goes through the folder's descriptor, since the path of a socket has at most 107 bytes.
     let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
     match std::fs::remove_file(&short) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -111,13 +113,14 @@ impl Daemon {
     fn write_note(&self, name: &str, note: &Note) -> anyhow::Result<()> {
         let path = self.note_path(name);
         let beside = path.with_extension("lent.new");
-        // It need not outlive a power failure: the instance does not, either.
+        // The note need not outlive a power failure: the instance does not, either.
         let written =
             std::fs::write(&beside, serde_json::to_vec(note)?).and_then(|()| std::fs::rename(&beside, &path));
         written.with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Lends it to the virtual machine of an instance, which may ask again. `by`: it comes here in that session.
+    /// Lends the volume to the virtual machine of an instance, which may ask repeatedly. `by`: the instance
+    /// comes here in this session.
     pub(super) fn lend_socket(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -174,7 +177,7 @@ impl Daemon {
         self.serve(entry, state)
     }
 
-    /// What an earlier daemon has lent is lent again.
+    /// Lends the volume again if an earlier daemon had lent it.
     pub(super) fn lend_again(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         let path = self.note_path(&entry.name);
         let text = match std::fs::read(&path) {
@@ -195,7 +198,7 @@ impl Daemon {
         }
     }
 
-    /// Nobody has it any more. Connections end with the volume's, or at once where it is not served.
+    /// Ends the loan. Connections end with the volume's, or at once if the volume is not served.
     pub(super) fn end_lent(&self, entry: &Entry, state: &mut State) {
         let Some(lent) = state.lent.take() else {
             return;
@@ -210,7 +213,7 @@ impl Daemon {
         }
     }
 
-    /// The session is decided by which it came here, if that is what it waits for.
+    /// Applies the decision of the session in which the instance came here, if the loan waits for it.
     pub(super) fn settle_lent(
         &self,
         entry: &Entry,

@@ -1,4 +1,4 @@
-//! Who connects: commands, clients, and the daemons of other hosts.
+//! Listeners for commands, clients, and the daemons of other hosts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,7 +33,7 @@ use crate::wire::{self, Hello, Purpose, ToSource};
 /// Interval at which the list of hosts is checked for changes.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Takes everybody, until the daemon is told to stop.
+/// Accepts connections until the daemon is told to stop.
 pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
     let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let control = listen(&daemon.config.control_socket())?;
@@ -76,7 +76,8 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         let name = daemon.config.name.clone();
         tokio::spawn(async move { watch(&hosts, &name, address, &mut renew).await });
     } else {
-        // There is no list to read again, but without a handler the signal would end the daemon.
+        // Without hosts there is no list to read again, but without a handler the signal would end the
+        // daemon.
         tokio::spawn(async move { while renew.recv().await.is_some() {} });
     }
     let orders = Places::new(ORDERS);
@@ -194,12 +195,12 @@ fn to_this_thread(stream: &mut server::TlsStream<TcpStream>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes clients of that volume on a socket of its own.
+/// Accepts clients of this volume on a socket of its own.
 pub fn nbd(socket: &Path, name: &str, volume: Arc<Volume>) -> anyhow::Result<JoinHandle<()>> {
     Ok(take(listen(socket)?, name, volume.into()))
 }
 
-/// The same on one that is there.
+/// The same on an existing socket.
 pub fn take(listener: UnixListener, name: &str, export: Export) -> JoinHandle<()> {
     let export = Arc::new(One {
         name: name.to_owned(),
@@ -222,7 +223,7 @@ pub fn take(listener: UnixListener, name: &str, export: Export) -> JoinHandle<()
     })
 }
 
-/// A socket of that path, whoever has left one there.
+/// Listens on a socket at this path, and replaces one that was left there.
 pub fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     // A daemon that was killed leaves its sockets.
     let _ = std::fs::remove_file(socket);
@@ -250,7 +251,7 @@ impl Exports for One {
     }
 }
 
-/// Those that were attached when the client connected.
+/// Volumes that were attached when the client connected.
 struct All(Vec<One>);
 
 impl Exports for All {

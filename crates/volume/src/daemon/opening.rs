@@ -11,11 +11,13 @@ use tokio::time::{Instant, timeout_at};
 use super::Daemon;
 use crate::folder::Folder;
 
-/// So long the start waits for disks, all together. Those that take longer are opened all the same, and the others are served meanwhile.
+/// Limit for the start to wait for disks, all together. Slower disks are opened all the same, and other
+/// volumes are served meanwhile.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Daemon {
-    /// Opens all at once. A disk that hangs holds up its own volume alone: orders about it, and other hosts that ask for it, wait for its lock.
+    /// Opens all at once. A disk that hangs delays its own volume alone: orders about this volume, and other
+    /// hosts that ask for it, wait for its lock.
     pub(super) async fn open_all(self: &Arc<Self>) -> anyhow::Result<()> {
         let mut opening = Vec::new();
         for name in Folder::names(&self.config.state_dir)? {
@@ -25,9 +27,9 @@ impl Daemon {
             let (daemon, of, main) = (self.clone(), entry.clone(), Handle::current());
             let open = async move {
                 let mut state = of.state.lock().await;
-                // Nobody listens where the daemon ends meanwhile.
+                // The receiver is gone if the daemon ends meanwhile.
                 let _ = locked.send(());
-                // One that fails leaves the others alone.
+                // A volume that fails leaves the others alone.
                 daemon.take_up(&of, &mut state);
                 drop(state);
                 let _ = opened.send(());
@@ -37,7 +39,7 @@ impl Daemon {
                 .spawn(move || main.block_on(open))
             {
                 Ok(_) => {
-                    // Nobody finds a volume at which nobody has looked.
+                    // Orders find no volume before its thread has its lock.
                     is_locked.await?;
                     opening.push((entry, is_opened));
                 }
@@ -53,7 +55,7 @@ impl Daemon {
             let name = &entry.name;
             match timeout_at(end, opened).await {
                 Ok(Ok(())) => {}
-                // Nobody has looked at it, and it would be taken for a volume that is not there.
+                // Without a look at it the volume would be taken for one that does not exist.
                 Ok(Err(_)) => {
                     let mut state = entry.state.lock().await;
                     self.lose(&entry, &mut state, "the thread that opens it has panicked");

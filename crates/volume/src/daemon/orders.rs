@@ -1,4 +1,4 @@
-//! What commands want.
+//! Orders of commands.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::store::Making;
 use crate::volume::{Volume, Wanted};
 use crate::words;
 
-/// So long a detach waits for what is under way.
+/// Limit for a detach to wait for requests in flight.
 const CLOSE: Duration = Duration::from_secs(30);
 
 /// Limit for a volume that grows to become idle, and the pause between two looks.
@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_millis(1);
 const MAX_LENGTH: u64 = 1 << 62;
 
 impl Daemon {
-    /// Does it.
+    /// Carries out one order.
     pub async fn carry_out(self: &Arc<Self>, order: Order) -> anyhow::Result<Outcome> {
         match order {
             Order::List => Ok(Outcome::Volumes(self.rows().await)),
@@ -130,7 +130,8 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 if holder.is_some() && holder != state.holder {
-                    // It has none of it (any more): this daemon is not the one that lent it, or has not gone on with it.
+                    // The instance no longer has any part of it: this daemon did not lend it, or did not take
+                    // it over.
                     self.end_waiting_device(&entry, &mut state, holder.as_deref());
                     return self.done(&entry, &state);
                 }
@@ -185,7 +186,7 @@ impl Daemon {
                     return Ok(Outcome::Volumes(Vec::new()));
                 }
                 if state.unknown.is_none() && state.sidecar.is_none() {
-                    // Tombstones of a volume that is deleted already.
+                    // Tombstones may be left of a volume that is already deleted.
                     let left = entry.folder.left()?;
                     if !left.is_empty() {
                         left.into_iter().try_for_each(|id| entry.folder.forget(id))?;
@@ -216,7 +217,7 @@ impl Daemon {
                             "{name} is being filled from {from}; `verbatim volume cancel {name}` there ends that"
                         )
                     }
-                    // The rest of an attempt: nobody may serve it, and nobody fills it.
+                    // The rest of an attempt: it may not be served, and no host fills it.
                     Role::Incoming { .. } | Role::Moved { .. } | Role::Incomplete => {}
                 }
                 if state
@@ -238,7 +239,7 @@ impl Daemon {
                 if state.settings.data.is_none()
                     && matches!(sidecar.role, Role::Incoming { .. } | Role::Incomplete)
                 {
-                    // The data are of no use, and may take all the room.
+                    // The data are useless, and may take all the room.
                     let path = entry.folder.data(&state.settings);
                     tokio::task::block_in_place(|| empty(&path, sidecar.length))
                         .with_context(|| format!("{} cannot be emptied", path.display()))?;
@@ -257,14 +258,14 @@ impl Daemon {
             } => {
                 let entry = self.entry(&name).await?;
                 {
-                    // A file system on it would lose its disk at the end of the move.
+                    // A file system on the device would lose its disk at the end of the move.
                     let mut state = entry.state.lock().await;
                     self.is_free(&entry, &state)?;
                     is_nobodys(&entry, &state)?;
                     self.may_move(&entry, &state, rescue)?;
                     self.end_device(&entry, &mut state, "");
                 }
-                // It goes on if the command is ended.
+                // The move goes on if the command is ended.
                 let daemon = self.clone();
                 let moving = tokio::spawn(async move {
                     daemon
@@ -463,12 +464,12 @@ impl Daemon {
         *entry.served.lock().expect("no panic under this lock") = None;
         if let Some(listener) = state.listener.take() {
             listener.abort();
-            // It may be gone, if somebody else has removed it.
+            // The file may be gone, if another program has removed it.
             let _ = std::fs::remove_file(self.config.nbd_socket(&entry.name));
         }
         state.vhost_user = None;
         self.end_lent(entry, state);
-        // What the kernel still keeps of it is written now.
+        // The kernel now writes the data that it still has for the device.
         self.end_device(entry, state, "");
         state.holder = None;
         if let Some(volume) = state.volume.take()
@@ -518,7 +519,7 @@ pub(super) fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a S
 async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
     let (sender, flushed) = oneshot::channel();
     let reply = Box::new(move |result: Result<Vec<u8>, Failure>| {
-        // Who waited for it may have gone.
+        // The receiver may have gone.
         let _ = sender.send(result.map(drop));
     });
     volume.request(Wanted::Flush, Extent { offset: 0, length: 1 }, false, reply);
@@ -528,7 +529,7 @@ async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
     }
 }
 
-/// A disk of a virtual machine has no others.
+/// An error unless the volume has whole sectors, as a disk of a virtual machine must.
 pub(super) fn has_whole_sectors(entry: &Entry, state: &State) -> anyhow::Result<()> {
     let length = known(entry, state)?.length;
     ensure!(

@@ -1,4 +1,4 @@
-//! Where the data of a volume go that has not come yet.
+//! The place for the data of a volume that has not come yet.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -13,7 +13,7 @@ use crate::control::Row;
 use crate::store::{is_no_place_of_devices, takes_writes};
 
 impl Daemon {
-    /// Notes it.
+    /// Notes the place.
     pub(super) fn place(&self, entry: &Entry, state: &mut State, data: PathBuf) -> anyhow::Result<()> {
         let name = &entry.name;
         state.is_known(entry)?;
@@ -30,7 +30,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// One that is expected.
+    /// The row of a volume that has a place and is not here yet.
     pub(super) fn placed(&self, entry: &Entry, state: &State) -> Option<Row> {
         let place = state.place.clone()?;
         Some(Row {
@@ -70,7 +70,7 @@ impl Daemon {
     }
 }
 
-/// Whether a volume of that length can be written there, over whatever is there now. A file need not be there.
+/// Whether a volume of this length can be written there, over the present content. A file need not exist.
 pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
     let shown = data.display();
     ensure!(
@@ -89,7 +89,8 @@ pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
         metadata.file_type().is_block_device(),
         "{shown} is neither a file nor a block device"
     );
-    // A file system that is mounted has it for itself, as has whoever else must not be written over (open(2), O_EXCL).
+    // A mounted file system has the device exclusively, as have other users that must not be overwritten
+    // (open(2), O_EXCL).
     let mut open = OpenOptions::new();
     let device = open.read(true).write(true).custom_flags(libc::O_EXCL).open(data);
     let device =

@@ -1,4 +1,4 @@
-//! A source that has held its tenant, and waits for the destination to say whether the volume has moved there.
+//! A source that has held its tenant waits until the destination says whether the volume has moved there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,12 @@ use crate::callers::Repeated;
 use crate::faults::Point;
 use crate::wire::Purpose;
 
-/// Longest pause between two questions to a destination in whose place an operator has decided.
+/// Longest pause between two questions to a destination after an operator has decided in its place.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Daemon {
-    /// Asks the destination until it says which of the two copies it is, or an operator does. What the copy here is then.
+    /// Asks the destination until it says which of the two copies is the volume, or an operator decides.
+    /// Returns the sidecar after that.
     pub(super) async fn resolve(self: &Arc<Self>, entry: &Arc<Entry>) -> Option<Sidecar> {
         let hook = self.config.hook;
         let mut said = Repeated::default();
@@ -64,7 +65,7 @@ impl Daemon {
             } else if let (Some(here), Some(answer)) = (&state.sidecar, said_by(&next))
                 && heard(here, *session, answer, false) == Heard::Contradiction
             {
-                // An operator was faster than the answer.
+                // An operator decided before the answer came.
                 shout(entry, &mut state, to);
             }
         }
@@ -188,11 +189,11 @@ impl Daemon {
         );
         if let Some(by) = by {
             self.become_settled(entry, state, by, next).await?;
-            // That session may have been committed all the same.
+            // The session may have been committed all the same.
             self.ask_on(entry, state);
             return Ok(());
         }
-        // Before anything is acknowledged: a process that came later would ask, and what the operator says may be wrong.
+        // Before anything is acknowledged: a later process would ask again, and the operator may be wrong.
         self.write(entry, state, next.clone())?;
         self.become_decided(entry, state, next).await?;
         self.ask_on(entry, state);
@@ -237,7 +238,7 @@ impl Daemon {
         next: Sidecar,
     ) -> anyhow::Result<()> {
         if next.may_serve() {
-            // By that word it is never committed: a tenant that waits here need not wait for the disk.
+            // After this answer the destination never commits: a waiting tenant need not wait for the disk.
             if let Some(volume) = &state.volume {
                 volume.event(Event::Release);
             }
@@ -257,7 +258,7 @@ impl Daemon {
     }
 }
 
-/// The other host.
+/// The name of the other host.
 fn other(role: &Role) -> &str {
     match role {
         Role::Deciding { to, .. } | Role::Held { to, .. } | Role::Moved { to } => to,
@@ -275,7 +276,8 @@ fn said_by(next: &Sidecar) -> Option<Answer> {
     }
 }
 
-/// A host in whose place an operator has decided gets no offer before it has answered: its copy may serve.
+/// An error if an operator has decided in the place of this host, and it has not answered yet. Until then it
+/// gets no offer: its copy may serve.
 pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
     let mut asked = state.sidecar.iter().flat_map(all_overruled);
     ensure!(

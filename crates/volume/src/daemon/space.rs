@@ -144,7 +144,7 @@ pub(super) fn empty(data: &Path, length: u64) -> io::Result<()> {
     }
 }
 
-/// In words.
+/// The number of bytes in words.
 fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -1,8 +1,10 @@
-//! A volume moves together with its instance, a container or a virtual machine: the agents' session decides. `verbatim_mirror::together` has the rules.
+//! A volume moves together with its instance, a container or a virtual machine: the agents' session decides.
+//! `verbatim_mirror::together` has the rules.
 //!
-//! At its source it is copied ([`Daemon::follow`]) while the instance runs, and held ([`Daemon::hold`]) when its tasks are frozen. The
-//! destination promises it then, and lends it to the instance that is restored. Either waits for its agent's word ([`Daemon::settle`]), in this
-//! process or in one that comes after it.
+//! The source copies the volume ([`Daemon::follow`]) while the instance runs, and holds it ([`Daemon::hold`])
+//! when the instance's tasks are frozen. The destination then promises its copy, and lends it to the instance
+//! that is restored. Either host waits for the decision of its agent ([`Daemon::settle`]), in this process or
+//! in a later one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,24 +29,24 @@ use crate::volume::Volume;
 use crate::wire::Purpose;
 use crate::words;
 
-/// How often the engine is told the time.
+/// Interval of the engine's clock ticks.
 const TICK: Duration = Duration::from_millis(10);
 
-/// After a hold that has failed, in the blackout of an instance.
+/// Pause after a failed hold, during the blackout of an instance.
 const HOLD_AGAIN: Duration = Duration::from_millis(50);
 
-/// So long a hold is tried.
+/// Limit for repeated tries of a hold.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 
-/// How far it is.
+/// Progress of the copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Stage {
     Copying,
-    /// The other host has everything.
+    /// The other host has all data.
     Mirrored,
-    /// Clients wait.
+    /// Clients are held.
     Held,
-    /// It is over.
+    /// The move is over, for this reason.
     Ended(String),
 }
 
@@ -64,7 +66,7 @@ impl Drop for Following {
     }
 }
 
-/// What the engine says, and what it is told.
+/// Connects the engine with the orders: takes its reports, and gives it ticks and holds.
 struct Driver {
     volume: Arc<Volume>,
     name: String,
@@ -77,11 +79,11 @@ struct Driver {
 }
 
 impl Driver {
-    /// Until the move is over.
+    /// Runs until the move is over.
     async fn run(mut self) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        // When the hold was asked for, and when it is to be tried.
+        // Time of the order to hold, and time of the next try.
         let mut hold: Option<(Instant, Instant)> = None;
         let mut is_asked = false;
         while self.volume.migration().is_some() {
@@ -97,7 +99,7 @@ impl Driver {
                 }
                 changed = self.hold.changed(), if !is_asked => {
                     if changed.is_err() {
-                        // Whoever followed it has gone.
+                        // The follower has gone.
                         is_asked = true;
                     } else if *self.hold.borrow_and_update() {
                         is_asked = true;
@@ -143,7 +145,7 @@ impl Driver {
 }
 
 impl Daemon {
-    /// Begins to copy it.
+    /// Begins to copy the volume.
     pub(super) fn follow(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -164,7 +166,7 @@ impl Daemon {
         }
         has_its_size(entry, state, &volume)?;
         is_answered(state, &to)?;
-        // Before anything is decided: later it must not fail.
+        // Before any decision: later this must not fail.
         let reserved = entry.folder.reserve_sidecar();
         reserved.with_context(|| format!("what is decided about {name} could not be written down here"))?;
         let session = SessionId(rand::random());
@@ -207,7 +209,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Waits until it can be held.
+    /// Waits until the volume can be held.
     pub(super) async fn mirrored(&self, entry: &Entry, by: AgentSession) -> anyhow::Result<()> {
         let mut stage = {
             let state = entry.state.lock().await;
@@ -216,7 +218,8 @@ impl Daemon {
         reached(entry, &mut stage, |stage| *stage != Stage::Copying).await
     }
 
-    /// Holds its clients, and has the other host promise it. After an error it waits for [`Self::settle`], too.
+    /// Holds its clients, and has the other host promise the copy. After an error it waits for
+    /// [`Self::settle`] as well.
     pub(super) async fn hold(self: &Arc<Self>, entry: &Arc<Entry>, by: AgentSession) -> anyhow::Result<()> {
         let mut stage = {
             let state = entry.state.lock().await;
@@ -252,7 +255,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The source holds its tenant, and wants this copy promised.
+    /// Promises this copy to the source, which holds its tenant.
     pub(super) async fn promise(
         self: &Arc<Self>,
         name: &str,
@@ -276,7 +279,7 @@ impl Daemon {
             incoming.close();
         }
         if state.lent.as_ref().is_some_and(|lent| !lent.waits_for(by)) {
-            // It was to come in an earlier session, which is over.
+            // The loan was for an earlier session, which is over.
             self.end_lent(&entry, &mut state);
         }
         (self.config.hook)(Point::Committing);
@@ -287,7 +290,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Makes it a block device for one instance, which may ask again. `by`: it is restored in that session.
+    /// Makes it a block device for one instance, which may ask repeatedly. `by`: the instance is restored in
+    /// this session.
     pub(super) fn lend(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -335,7 +339,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The session is decided.
+    /// Applies the decision of the session.
     pub(super) async fn settle(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -343,7 +347,7 @@ impl Daemon {
         by: AgentSession,
         is_committed: bool,
     ) -> anyhow::Result<()> {
-        // An answer without the act would leave a copy that waits for ever.
+        // An answer without the act would leave a copy that waits forever.
         state.is_known(entry)?;
         let Some(sidecar) = state.sidecar.clone() else {
             return Ok(());
@@ -358,7 +362,7 @@ impl Daemon {
                 return self.become_settled(entry, state, by, next).await;
             }
             Settle::Become(next) => {
-                // A late question finds that it is given up.
+                // A late question then finds the attempt given up.
                 if let Some(incoming) = &state.incoming {
                     incoming.close();
                 }
@@ -369,7 +373,7 @@ impl Daemon {
         }
         self.settle_lent(entry, state, by, is_committed)?;
         if is_committed {
-            // The daemon before this one may have been killed between the two.
+            // The earlier daemon may have been killed between the decision and the service.
             self.serve_or_try_again(entry, state);
             return Ok(());
         }
@@ -394,7 +398,8 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let may_serve = next.may_serve();
         let was_held = matches!(&state.sidecar, Some(here) if matches!(here.role, Role::Held { .. }));
-        // An operator's word may be wrong: nobody is served by it before it is durable. A session's decision is durable.
+        // An operator's decision may be wrong, and serves no client before it is durable. A session's
+        // decision is durable already.
         let here = state.sidecar.as_ref();
         let is_word = here.is_some_and(|here| !next.overruled.is_empty() && next.overruled != here.overruled);
         let tell = |state: &State| {

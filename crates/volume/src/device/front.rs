@@ -1,17 +1,21 @@
-//! The server of that file: what the kernel wants is asked of the volume.
+//! The server of the device's file: passes the kernel's requests to the volume.
 //!
-//! A daemon that is told to end takes no more requests, and answers those that it has ([`Front::stop`], [`Front::idle`]): the next one begins with what it has not
-//! read. One that is killed leaves requests that were read and not answered. The kernel sends them again, those that were carried out too (Linux 6.9 and
-//! later), and they are carried out again, in the order of their numbers ([`Front::take_again`]). Nobody sees that:
+//! A daemon that is told to end takes no more requests, and answers those that it has taken ([`Front::stop`],
+//! [`Front::idle`]); the next daemon begins with the first unread request. A daemon that is killed leaves
+//! requests that were read and not answered. The kernel resends them, also those that were carried out
+//! already (Linux 6.9 and later), and they are carried out again, in the order of their numbers
+//! ([`Front::take_again`]). No client can notice:
 //!
 //! - A read or a flush changes nothing.
-//! - A change W that was carried out twice is as one that was carried out once, unless another change W2 to the same bytes was carried out in between. None was: W2 is
-//!   given to the volume only when W's answer is the kernel's ([`Work::waiting`]), and then W is not sent again. The engine holds changes that overlap, too, but
-//!   lets W2 go on when W is done, a moment before its answer is written; so it would not be enough. A W2 that waited has a higher number, and so does the next process
-//!   W first.
-//! - A client by another way (NBD) that changes the same bytes meanwhile does so beside a request that has no answer yet. Which of the two stays is not said on any disk.
-//! - The dead process has let go of the volumes' folder (its lock) by the time that the next one serves, and that is after its last system call: nothing that it had
-//!   begun comes later.
+//! - A change W that was carried out twice is as if it was carried out once, unless another change W2 to the
+//!   same bytes came in between. None did: W2 is given to the volume only when the kernel has W's answer
+//!   ([`Work::waiting`]), and then W is not resent. The engine also holds overlapping changes, but lets W2 go
+//!   on when W is done, a moment before W's answer is written; so the engine's order would not be enough. A
+//!   W2 that waited has a higher number, so the next process carries out W first.
+//! - A client by another way (NBD) that changes the same bytes at that time races with a request that has no
+//!   answer yet. No disk defines which of the two stays.
+//! - The dead process has released the lock of the volumes' folder before the next one serves, and the lock
+//!   is released after its last system call: nothing that it had begun comes later.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -29,17 +33,17 @@ use super::protocol::{self, Op, parse};
 use crate::faults::Point;
 use crate::volume::{Volume, Wanted};
 
-/// How many there were of each kind.
+/// Numbers of requests of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     pub reads: u64,
     pub changes: u64,
     pub flushes: u64,
-    /// Of these, so many had been read by an earlier process.
+    /// Requests among these that an earlier process had read.
     pub again: u64,
 }
 
-/// A change, and where its answer goes.
+/// A change, and the address of its answer.
 struct Change {
     to: Answering,
     extent: Extent,
@@ -58,19 +62,20 @@ impl Answering {
     }
 }
 
-/// What is under way.
+/// Requests in flight.
 #[derive(Default)]
 struct Work {
     /// Threads that take requests.
     readers: usize,
-    /// Requests that the volume has, or will have, and that have no answer.
+    /// Requests that the volume has or will have, and that have no answer.
     unanswered: usize,
     /// The changes among them that the volume has.
     changes: Vec<(u64, Extent)>,
-    /// Changes that overlap one that has no answer yet, in their order.
+    /// Changes that overlap an unanswered one, in their order.
     waiting: VecDeque<Change>,
     counts: Counts,
-    /// Somebody waits until nothing is under way: to tell him is a system call for each request.
+    /// A thread waits until nothing is in flight. Each notification costs a system call per request, so there
+    /// is none without a waiter.
     is_awaited: bool,
 }
 
@@ -81,7 +86,7 @@ impl Work {
         is_changed || before.any(|change| change.extent.overlaps(extent))
     }
 
-    /// The first that waits for nothing any more.
+    /// The first waiting change that no longer has to wait.
     fn next(&mut self) -> Option<Change> {
         let index =
             (0..self.waiting.len()).find(|&index| !self.must_wait(self.waiting[index].extent, index))?;
@@ -118,7 +123,7 @@ impl Front {
         }))
     }
 
-    /// Takes requests from these, until the connection ends or it is stopped.
+    /// Takes requests from these channels, until the connection ends or [`Front::stop`] is called.
     pub fn start(self: &Arc<Self>, channels: Vec<Arc<OwnedFd>>) -> io::Result<()> {
         for channel in channels {
             let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -137,7 +142,8 @@ impl Front {
         Ok(())
     }
 
-    /// Takes what the kernel sends again, and then requests from these. It is there at once; what comes again is carried out by a thread, which then does `after`.
+    /// Takes the requests that the kernel resends, and then new ones from these channels. Returns at once: a
+    /// thread carries the resent requests out, and calls `after` when it has.
     pub fn go_on(
         self: &Arc<Self>,
         channels: Vec<Arc<OwnedFd>>,
@@ -159,7 +165,8 @@ impl Front {
         Ok(())
     }
 
-    /// Takes all that an earlier process has read and not answered, the oldest first. The kernel, which was told to send it again, has it before anything else.
+    /// Takes all requests that an earlier process has read and not answered, the oldest first. The kernel was
+    /// told to resend them, and delivers them before any other.
     fn take_again(self: &Arc<Self>, channel: &Arc<OwnedFd>) -> io::Result<()> {
         let mut bytes = vec![0xff; MAX_BYTES as usize + MAX_HEADER];
         let (mut again, mut new) = (Vec::new(), None);
@@ -183,13 +190,13 @@ impl Front {
         Ok(())
     }
 
-    /// Takes no more. What was taken is answered.
+    /// Takes no more requests. Those that were taken are answered.
     pub fn stop(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         rustix::io::write(&self.stop, &1u64.to_ne_bytes()).expect("nobody else counts there");
     }
 
-    /// Waits until all is answered that was taken; how many requests are not.
+    /// Waits until all taken requests are answered. Returns the number of those that are not at `end`.
     pub fn idle(&self, end: Instant) -> usize {
         let mut work = self.lock();
         work.is_awaited = true;
@@ -208,12 +215,12 @@ impl Front {
         self.lock().counts
     }
 
-    /// How long the file is.
+    /// The length of the file.
     pub fn length(&self) -> u64 {
         self.length.load(Ordering::SeqCst)
     }
 
-    /// The file is so long from now on; the kernel does not know yet.
+    /// Sets the length of the file; the kernel does not know it yet.
     pub fn set_length(&self, length: u64) {
         self.length.store(length, Ordering::SeqCst);
     }
@@ -223,7 +230,8 @@ impl Front {
     }
 
     fn take_all(self: &Arc<Self>, channel: &Arc<OwnedFd>, own: &OwnedFd) -> io::Result<()> {
-        // Its pages are there before a request is: a thread that is killed while the kernel copies one into a page that is lacking fails that request.
+        // The pages exist before a request comes: the kernel fails a request if the thread is killed while
+        // the kernel copies the request into a missing page.
         let mut bytes = vec![0xff; MAX_BYTES as usize + MAX_HEADER];
         let mut events = Vec::with_capacity(2);
         while !self.is_stopped.load(Ordering::SeqCst) {
@@ -237,10 +245,11 @@ impl Front {
                         Err(error) => return Err(error.into()),
                     }
                 }
-                // Whoever has asked has given up meanwhile.
+                // The requester has given up meanwhile.
                 Err(Errno::INTR | Errno::NOENT) => {}
                 Err(Errno::NODEV) => return Ok(()),
-                // No memory, for one. That request has failed; without this thread all later ones would wait for ever.
+                // For example, no memory. This request has failed; without this thread all later ones would
+                // wait forever.
                 Err(error) => {
                     tracing::error!("a request to a volume's device cannot be taken: {error}");
                     std::thread::sleep(PAUSE);
@@ -356,7 +365,7 @@ impl Front {
         self.volume.request_here(change.wanted, extent, false, reply);
     }
 
-    /// The kernel has its answer.
+    /// The kernel has the answer.
     fn answered(self: &Arc<Self>, to: &Answering) {
         let mut work = self.lock();
         work.unanswered -= 1;
@@ -372,7 +381,7 @@ impl Front {
     }
 }
 
-/// A thread that takes requests, until it does not.
+/// A thread that takes requests.
 struct Reader(Arc<Front>);
 
 impl Drop for Reader {
@@ -384,14 +393,14 @@ impl Drop for Reader {
 
 fn errno(failure: Failure) -> i32 {
     match failure {
-        // The kernel takes no other numbers, and a request without an answer waits for ever.
+        // The kernel takes no other numbers, and a request without an answer waits forever.
         Failure::Disk(errno @ 1..=511) => errno,
         Failure::Disk(_) => libc::EIO,
         Failure::Moved => libc::ESHUTDOWN,
     }
 }
 
-/// Answers a request. Whoever has asked may have given up, or the connection may have ended.
+/// Answers a request. The requester may have given up, or the connection may have ended.
 pub fn answer(fuse: impl AsFd, unique: u64, answer: Result<&[u8], i32>) {
     let (body, errno) = match answer {
         Ok(body) => (body, 0),
@@ -405,7 +414,8 @@ pub fn answer(fuse: impl AsFd, unique: u64, answer: Result<&[u8], i32>) {
                 "the kernel does not take an answer of {} bytes: {error}",
                 body.len()
             );
-            // Whoever has asked does not wait for ever. One that the kernel has ended meanwhile is not there any more.
+            // The requester must not wait forever. A request that the kernel has ended meanwhile no longer
+            // exists.
             let _ = rustix::io::write(&fuse, &protocol::header(unique, libc::EIO, 0));
         }
     }
@@ -461,7 +471,7 @@ mod tests {
     }
 
     impl World {
-        /// The number of the next answer, and its error.
+        /// The number and the error of the next answer.
         fn answer(&self) -> (u64, i32) {
             let mut bytes = [0; 64];
             let length = rustix::io::read(&self.kernel, &mut bytes).expect("an answer");
@@ -485,7 +495,7 @@ mod tests {
     #[test]
     fn what_comes_again_is_carried_out_in_the_order_of_its_numbers() {
         let world = world();
-        // The kernel has them in any order; the last one is new.
+        // The kernel may send them in any order; the last one is new.
         let sent = [
             write(AGAIN | 8, 512, &[8; 512]),
             write(AGAIN | 4, 0, &[4; 1024]),
@@ -532,7 +542,7 @@ mod tests {
         }
         let data = |byte: u8| Wanted::Write(Arc::new(vec![byte; 1024]));
         world.front.change(answering(4), extent(512), data(4), false);
-        // It overlaps only what waits.
+        // It overlaps only a waiting change.
         world.front.change(answering(6), extent(1024), data(6), false);
         world.front.change(answering(8), extent(8192), data(8), false);
         assert_eq!(world.answer(), (8, 0));

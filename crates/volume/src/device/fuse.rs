@@ -12,32 +12,35 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 use super::protocol::{self, Offer, Op};
 use super::sys;
 
-/// The largest request. What the kernel has is cut into such.
+/// The largest request. The kernel splits larger ones.
 pub const MAX_BYTES: u32 = 1 << 20;
 
-/// What is before the data of a request, rounded up.
+/// Upper bound of the bytes before the data of a request.
 pub const MAX_HEADER: usize = 4096;
 
 /// Threads that take requests of one volume.
 const THREADS: usize = 2;
 
-/// So long the kernel may take to say what it can do: it does before the mount is there.
+/// Limit for the kernel's INIT request; the kernel sends it before the mount exists.
 const BEGIN: Duration = Duration::from_secs(10);
 
 /// A connection, and the mount with the file.
 pub struct Connection {
-    /// By this one the kernel is answered. It is the keeper's, too, so the connection outlives this process.
+    /// The descriptor for answers to the kernel. The keeper has it too, so the connection outlives this
+    /// process.
     pub fuse: Arc<OwnedFd>,
-    /// Others of the same connection, which are the keeper's, too: for each thread but the first, on kernels that send again.
+    /// Clones of this descriptor, which the keeper has too: one for each thread but the first, on kernels
+    /// that resend requests.
     pub clones: Vec<Arc<OwnedFd>>,
-    /// A path to the file (`O_PATH`), which is mounted nowhere. By it the kernel asks how long the file is.
+    /// A path to the file (`O_PATH`), which is mounted nowhere. By this path the kernel asks for the file's
+    /// length.
     pub mount: OwnedFd,
-    /// Whether the kernel sends again what a process has read and not answered.
+    /// Whether the kernel resends requests that a process has read and not answered.
     pub resends: bool,
 }
 
 impl Connection {
-    /// Makes one. `may_resend`: the kernel is believed if it says that it sends again.
+    /// Makes a connection. `may_resend`: the kernel's claim that it resends requests is believed.
     pub fn new(may_resend: bool) -> io::Result<Self> {
         let fuse = sys::open_fuse()?;
         let mount = mount(&fuse)?;
@@ -53,22 +56,24 @@ impl Connection {
         })
     }
 
-    /// What a thread each takes requests from.
+    /// The descriptors from which threads take requests, one for each thread.
     ///
-    /// A descriptor that is cloned has what was read from it for its own, and the kernel fails that (`ECONNABORTED`) when it is closed. So a kernel that sends
-    /// again is read from by descriptors that the keeper has, too; and one that cannot by clones, which nobody else has: what was read from them
-    /// would wait for ever otherwise.
+    /// A cloned descriptor owns the requests that were read from it, and the kernel fails them
+    /// (`ECONNABORTED`) when the clone is closed. With a kernel that resends requests, threads therefore read
+    /// from descriptors that the keeper has too. With other kernels they read from clones of this process
+    /// alone: otherwise requests that were read and not answered would wait forever.
     pub fn channels(&self) -> io::Result<Vec<Arc<OwnedFd>>> {
         if !self.resends {
             let clones = (0..THREADS).map(|_| sys::clone_fuse(&self.fuse).map(Arc::new));
             return clones.collect();
         }
-        // The keeper of an earlier release has no clones: then threads share the one that it has.
+        // The keeper of an earlier release has no clones: then the threads share its one descriptor.
         let kept = std::iter::once(&self.fuse).chain(&self.clones);
         Ok(kept.cycle().take(THREADS).cloned().collect())
     }
 
-    /// Has the kernel send again what an earlier process has read and not answered, before anything else is read.
+    /// Makes the kernel resend the requests that an earlier process has read and not answered, before any
+    /// other is read.
     pub fn ask_again(&self) -> io::Result<()> {
         if self.resends {
             rustix::io::write(&self.fuse, &protocol::resend())?;
@@ -83,7 +88,7 @@ pub fn length(mount: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::fs::statx(mount, c"", flags, StatxFlags::SIZE)?.stx_size)
 }
 
-/// The file system with that one file, in no namespace. It is there as long as it or the file is open.
+/// The file system with this one file, in no namespace. It exists as long as it or the file is open.
 fn mount(fuse: &OwnedFd) -> io::Result<OwnedFd> {
     let system = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let fuse = fuse.as_raw_fd().to_string();
@@ -105,7 +110,7 @@ fn mount(fuse: &OwnedFd) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Hears what the kernel can do, and says what is wanted of that: once in the life of a connection.
+/// Reads the kernel's INIT request, and answers with the wanted features: once in the life of a connection.
 fn begin(fuse: &OwnedFd) -> io::Result<Offer> {
     let limit = Timespec::try_from(BEGIN).expect("it is short");
     if poll(&mut [PollFd::new(fuse, PollFlags::IN)], Some(&limit))? == 0 {

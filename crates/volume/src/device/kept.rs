@@ -1,4 +1,4 @@
-//! What outlives the daemon of a device: a keeper with the descriptors, and a note of what they are.
+//! The part of a device that outlives the daemon: a keeper with the descriptors, and a note about them.
 //!
 //! ```text
 //!  RUN/volumes/NAME.keeper   the keeper's socket: the FUSE connection, the loop device, the mount, and clones of the first, with a label
@@ -25,32 +25,32 @@ pub const OWN_PROGRAM: &str = "/proc/self/exe";
 /// A keeper that cannot be started is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// So long a keeper may take for an order: it is idle, unless another process has it.
+/// Limit for a keeper to carry out an order: a keeper is idle, unless another process has it.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What is known of a device by the daemon that comes next. It grows by fields with defaults.
+/// Description of a device for the next daemon. New fields get defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
     /// The identity of the volume.
     pub volume: String,
-    /// What its data were.
+    /// Identity of its data.
     #[serde(default)]
     pub data: Option<Identity>,
     /// The loop device.
     pub path: PathBuf,
-    /// Nothing can be written to it.
+    /// The device is read-only.
     #[serde(default)]
     pub read_only: bool,
-    /// The instance that has it for itself.
+    /// The instance that has exclusive use of it.
     #[serde(default)]
     pub holder: Option<String>,
-    /// The kernel sends again what was read and not answered.
+    /// The kernel resends requests that were read and not answered.
     #[serde(default)]
     pub resends: bool,
 }
 
 impl Label {
-    /// Why a device is not that volume's as it is now, if it is not.
+    /// The reason why a device is not this volume's with its present data; `None` if it is.
     pub fn differs(&self, volume: &str, data: Option<&Identity>) -> Option<&'static str> {
         if self.volume != volume {
             return Some("the volume is another one of that name");
@@ -69,7 +69,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// In the runtime folder.
+    /// The paths of this volume in the runtime folder.
     pub fn new(runtime_dir: &Path, name: &str) -> Self {
         let place = |ending: &str| runtime_dir.join("volumes").join(format!("{name}.{ending}"));
         Self {
@@ -78,7 +78,7 @@ impl Places {
         }
     }
 
-    /// The names of the volumes of which there is anything.
+    /// The names of all volumes with a keeper.
     pub fn names(runtime_dir: &Path) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(runtime_dir.join("volumes")) else {
             return Vec::new();
@@ -90,19 +90,19 @@ impl Places {
         names.collect()
     }
 
-    /// Whether there may be anything.
+    /// Whether there may be a device.
     pub fn is_any(&self) -> bool {
         self.socket.exists() || self.note.exists()
     }
 
-    /// What an earlier daemon has left.
+    /// The device that an earlier daemon has left.
     pub fn find(&self) -> anyhow::Result<Left> {
         if !self.socket.exists() {
             return Ok(Left::Nothing);
         }
         let Some(keeper) = Keeper::look_within(&self.socket, ANSWER)? else {
             return Ok(match std::fs::read(&self.note) {
-                // It has never come to be a device.
+                // The device was never completed.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Left::Nothing,
                 text => Left::Lost(text.ok().and_then(|text| serde_json::from_slice(&text).ok())),
             });
@@ -121,7 +121,7 @@ impl Places {
                 });
                 Ok(Left::Kept(Found { keeper, label, fds }))
             }
-            // The daemon was killed before it had given anything away.
+            // The daemon was killed before it had handed over any descriptor.
             None => {
                 keeper.end();
                 Ok(Left::Nothing)
@@ -129,23 +129,23 @@ impl Places {
         }
     }
 
-    /// Lets go of what there is, and forgets it.
+    /// Lets go of a device, and forgets it.
     pub fn clear(&self) {
         match Keeper::look_within(&self.socket, ANSWER) {
             Ok(Some(keeper)) => keeper.end(),
             Ok(None) => drop(std::fs::remove_file(&self.socket)),
-            // Whoever comes next finds it.
+            // The next daemon finds it.
             Err(error) => return tracing::error!("a block device may be left behind: {error:#}"),
         }
-        // The device is gone by now. A note of it alone says nothing.
+        // The device is gone by now. A note alone means nothing.
         let _ = std::fs::remove_file(&self.note);
     }
 }
 
-/// What an earlier daemon has left of a device.
+/// The remains of an earlier daemon's device.
 pub enum Left {
     Nothing,
-    /// Its keeper has ended: whoever uses it gets errors.
+    /// The keeper has ended: users of the device get errors.
     Lost(Option<Label>),
     Kept(Found),
 }
@@ -157,12 +157,12 @@ pub struct Found {
     pub fds: Arc<Fds>,
 }
 
-/// What a device is made of.
+/// The descriptors of a device.
 pub struct Fds {
     pub fuse: Arc<OwnedFd>,
-    /// Others of the same connection.
+    /// Clones of this descriptor.
     pub clones: Vec<Arc<OwnedFd>>,
-    /// The loop device: open here, it does not go.
+    /// The loop device; it stays as long as this is open.
     pub device: OwnedFd,
     pub mount: OwnedFd,
 }
@@ -183,14 +183,14 @@ struct Inner {
     stop: OwnedFd,
 }
 
-/// While a device is kept. A keeper that somebody has ended is followed by another one.
+/// A device that is kept. A keeper that was ended is replaced by another one.
 pub struct Keeping {
     inner: Arc<Inner>,
     watch: Option<JoinHandle<()>>,
 }
 
 impl Keeping {
-    /// Has it kept; by that keeper, if there is one.
+    /// Starts a keeper, unless one is given.
     pub fn new(
         places: &Places,
         label: &Label,
@@ -198,7 +198,7 @@ impl Keeping {
         keeper: Option<Keeper>,
     ) -> anyhow::Result<Self> {
         let label = serde_json::to_vec(label)?;
-        // Whoever finds it knows that the keeper is there.
+        // The socket shows other processes that there is a keeper.
         let (keeper, is_new) = match keeper {
             Some(keeper) => (keeper, false),
             None => (begin(places, &label, &fds)?, true),
@@ -208,7 +208,7 @@ impl Keeping {
             .and_then(|()| std::fs::rename(&beside, &places.note))
             .with_context(|| format!("cannot write {}", places.note.display()));
         if let Err(error) = noted {
-            // Of a device that is not made nothing is left.
+            // Nothing is left of a device that was not made.
             if is_new {
                 keeper.end();
             }
@@ -231,7 +231,7 @@ impl Keeping {
         })
     }
 
-    /// Nobody looks after the keeper any more; it stays.
+    /// Stops watching the keeper, which stays.
     fn leave(&mut self) {
         if let Some(watch) = self.watch.take() {
             rustix::io::write(&self.inner.stop, &1u64.to_ne_bytes()).expect("nobody else counts there");
@@ -279,7 +279,7 @@ impl Inner {
                 keeper.as_ref().and_then(|keeper| keeper.watched().ok())
             };
             let stop = PollFd::new(&self.stop, PollFlags::IN);
-            // Of a socket that nobody writes to its end is the only event.
+            // Nothing writes to this socket, so its end is the only event.
             let ended = match &watched {
                 Some(watched) => {
                     let mut both = [stop, PollFd::new(watched, PollFlags::empty())];
@@ -296,7 +296,7 @@ impl Inner {
             };
             match ended {
                 Some(true) => return,
-                // A signal.
+                // A signal has interrupted the wait.
                 None => continue,
                 Some(false) => {}
             }

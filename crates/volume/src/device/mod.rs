@@ -5,9 +5,10 @@
 //!              └─────────────────────┴──────────────────────────────┴──────► keeper: a copy of each descriptor
 //! ```
 //!
-//! The device outlives the daemon: a keeper (`kept`) has its descriptors, and requests wait in the kernel until the next daemon goes on with them
-//! ([`Device::go_on`]). It goes when it is let go of ([`Device::let_go`]) and nobody has it open any more; or when daemon and keeper are both killed: then
-//! whoever uses it gets errors.
+//! The device outlives the daemon: a keeper (`kept`) has its descriptors, and requests wait in the kernel
+//! until the next daemon goes on with them ([`Device::go_on`]). The device goes after [`Device::let_go`],
+//! when no program has it open any more; or when daemon and keeper are both killed: then its users get
+//! errors.
 //!
 //! - `fuse`: the connection and the mount. `protocol`: the kernel's words. `front`: the server.
 //! - `asking`: calls that wait for the front, in a process of their own.
@@ -41,15 +42,15 @@ pub use sys::be_io_flusher;
 
 /// What a device is to be.
 pub struct Wanted<'a> {
-    /// Where its keeper is.
+    /// The place of its keeper.
     pub places: &'a Places,
-    /// The volume's identity, what its data are, the holder, and whether nothing can be written.
+    /// Identities of the volume and its data, the holder, and whether the device is read-only.
     pub label: Label,
-    /// The kernel is believed if it says that it sends requests again.
+    /// The kernel's claim that it resends requests is believed.
     pub may_resend: bool,
 }
 
-/// A loop device. Dropped, it stays, and waits for another daemon.
+/// A loop device. When dropped, the loop device stays, and waits for another daemon.
 pub struct Device {
     label: Label,
     front: Arc<Front>,
@@ -58,7 +59,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes one of the volume.
+    /// Makes a device of the volume.
     pub fn new(volume: &Arc<Volume>, wanted: Wanted<'_>) -> anyhow::Result<Self> {
         let length = volume.length();
         has_sectors(length)?;
@@ -92,7 +93,7 @@ impl Device {
         })
     }
 
-    /// Serves one that an earlier daemon has made.
+    /// Serves a device that an earlier daemon has made.
     pub fn go_on(volume: &Arc<Volume>, places: &Places, found: Found) -> anyhow::Result<Self> {
         let Found { keeper, label, fds } = found;
         let connection = Connection {
@@ -113,7 +114,7 @@ impl Device {
             fds,
             keeping,
         };
-        // The daemon before may have been ended before it had told of a new length.
+        // The earlier daemon may have ended before it announced a new length.
         let (grown, shown, front) = (device.growing(), device.label.path.clone(), device.front.clone());
         device.front.go_on(channels, move || {
             tracing::info!(
@@ -128,13 +129,13 @@ impl Device {
         Ok(device)
     }
 
-    /// The volume has another length: the device, too. The file system on it is not touched.
+    /// Gives the device the volume's new length. The file system on it is not touched.
     pub fn grow(&self, length: u64) -> anyhow::Result<()> {
         self.front.set_length(length);
         self.growing()()
     }
 
-    /// Tells the kernel of the length that the front has.
+    /// Announces the front's length to the kernel.
     fn growing(&self) -> impl FnOnce() -> anyhow::Result<()> + Send + use<> {
         let (fds, front, path) = (self.fds.clone(), self.front.clone(), self.label.path.clone());
         move || {
@@ -153,12 +154,12 @@ impl Device {
         }
     }
 
-    /// Takes no more requests: what comes is for the next daemon.
+    /// Takes no more requests: further ones are for the next daemon.
     pub fn stop(&self) {
         self.front.stop();
     }
 
-    /// Waits until all is answered that was taken. How many requests are not.
+    /// Waits until all taken requests are answered. Returns the number of those that are not at `end`.
     pub fn idle(&self, end: Instant) -> usize {
         let unanswered = self.front.idle(end);
         let counts = self.front.counts();
@@ -173,33 +174,33 @@ impl Device {
         unanswered
     }
 
-    /// It goes, unless something has it open: then it goes with that.
+    /// Removes the device. While a program has it open, it stays until that program closes it.
     pub fn let_go(self) {
         self.keeping.end();
     }
 
-    /// Where it is.
+    /// The path of the loop device.
     pub fn path(&self) -> &Path {
         &self.label.path
     }
 
-    /// Whether nothing can be written to it.
+    /// Whether the device is read-only.
     pub fn is_read_only(&self) -> bool {
         self.label.read_only
     }
 
-    /// Something that is on it: a file system that is mounted, swap, or a device made of it. For the operator.
+    /// A user of the device, in words for the operator: a mounted file system, swap, or a device made of it.
     pub fn user(&self) -> Option<String> {
         user(self.path())
     }
 }
 
-/// Something that is on that device.
+/// A user of this device.
 pub fn user(device: &Path) -> Option<String> {
     users::of(device)
 }
 
-/// What a block device's length is.
+/// An error unless the length is one of a block device.
 pub fn has_sectors(length: u64) -> anyhow::Result<()> {
     ensure!(
         length.is_multiple_of(512),

@@ -1,6 +1,6 @@
-//! What the kernel and the server of one file say to each other (`linux/fuse.h`, version 7).
+//! Messages between the kernel and the server of one file (`linux/fuse.h`, version 7).
 
-/// The first thing in every request, and in every answer.
+/// Lengths of the headers of requests and of answers.
 const REQUEST_HEADER: usize = 40;
 const ANSWER_HEADER: usize = 16;
 
@@ -9,7 +9,7 @@ pub const ROOT: u64 = 1;
 
 const VERSION: (u32, u32) = (7, 40);
 
-/// What the kernel may be asked for, and what it offers (`FUSE_ASYNC_READ` and so on).
+/// Features that the kernel offers, and that may be asked for (`FUSE_ASYNC_READ` and so on).
 const ASYNC_READ: u64 = 1;
 const BIG_WRITES: u64 = 1 << 5;
 const ASYNC_DIO: u64 = 1 << 15;
@@ -17,11 +17,11 @@ const MAX_PAGES: u64 = 1 << 22;
 const INIT_EXT: u64 = 1 << 30;
 const HAS_RESEND: u64 = 1 << 39;
 
-/// Requests at a time whose asker does not wait, and from how many on it is held back.
+/// Limit of background requests, and the number from which on the kernel throttles them.
 const MAX_BACKGROUND: u16 = 16;
 const CONGESTED: u16 = 12;
 
-/// A bit in the number of a request that is sent again (`FUSE_UNIQUE_RESEND`).
+/// A bit in the number of a resent request (`FUSE_UNIQUE_RESEND`).
 const IS_AGAIN: u64 = 1 << 63;
 
 /// `FUSE_NOTIFY_RESEND`.
@@ -30,7 +30,7 @@ const NOTIFY_RESEND: i32 = 7;
 /// `FOPEN_DIRECT_IO`, `FOPEN_PARALLEL_DIRECT_WRITES`.
 const OPENED: u32 = 1 | 1 << 6;
 
-/// What the kernel knows of the file is right for ever: a volume that grows has it ask.
+/// Lifetime of the kernel's attributes of the file: forever, since a volume that grows makes the kernel ask.
 const FOREVER_SECONDS: u64 = 365 * 24 * 60 * 60;
 
 /// The numbers of requests.
@@ -55,7 +55,7 @@ mod code {
 pub struct Request<'a> {
     /// Its number; the answer has the same.
     pub unique: u64,
-    /// What is wanted.
+    /// The operation.
     pub op: Op<'a>,
 }
 
@@ -66,7 +66,7 @@ impl Request<'_> {
     }
 }
 
-/// What is wanted.
+/// The operation of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Op<'a> {
     /// The first request.
@@ -82,28 +82,28 @@ pub enum Op<'a> {
         offset: u64,
         data: &'a [u8],
     },
-    /// What was acknowledged is to be durable.
+    /// Make acknowledged writes durable.
     Sync,
     Zero {
         offset: u64,
         length: u64,
         may_free: bool,
     },
-    /// How large the blocks are.
+    /// The size of the blocks.
     FileSystem,
-    /// There is nothing to do.
+    /// An operation with an empty answer.
     Nothing,
-    /// Nothing is answered, either.
+    /// An operation without an answer.
     Silent,
-    /// The kernel may do without that kind.
+    /// An operation that the kernel can do without (`ENOSYS`).
     Unknown,
-    /// Not that, but others of its kind.
+    /// A variant that is not supported; others of its kind are.
     Refused,
-    /// It is cut off.
+    /// The request is cut off.
     Damaged,
 }
 
-/// What a kernel can do.
+/// Abilities of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
     major: u32,
@@ -112,24 +112,24 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Whether it sends requests again that a process has read and not answered: Linux 6.9 and later.
+    /// Whether the kernel resends requests that a process has read and not answered: Linux 6.9 and later.
     pub fn resends(&self) -> bool {
         self.flags & HAS_RESEND != 0
     }
 
-    /// Whether it is a version that is known here.
+    /// Whether the version is a known one.
     pub fn is_known(&self) -> bool {
         self.major == VERSION.0
     }
 
-    /// The answer to it. A kernel that knows less has smaller requests, one after the other.
+    /// The answer to the kernel. With fewer features the kernel sends smaller requests, one after the other.
     pub fn answer(&self, max_write: u32) -> Vec<u8> {
         let wanted = ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES | INIT_EXT;
         let flags = wanted & self.flags;
         let mut body = Body::default();
         body.u32(VERSION.0).u32(VERSION.1).u32(self.max_readahead);
         body.u32(flags as u32).u16(MAX_BACKGROUND).u16(CONGESTED);
-        // Times of the file are in nanoseconds.
+        // The granularity of times: one nanosecond.
         body.u32(max_write).u32(1);
         body.u16((max_write / 4096) as u16)
             .u16(0)
@@ -138,7 +138,7 @@ impl Offer {
     }
 }
 
-/// Numbers in what the kernel has written.
+/// Numbers in the kernel's bytes.
 #[derive(Clone, Copy)]
 struct Fields<'a>(&'a [u8]);
 
@@ -158,7 +158,7 @@ impl<'a> Fields<'a> {
             code::INIT => Op::Init(Offer {
                 major: self.u32(0)?,
                 max_readahead: self.u32(8)?,
-                // Kernels that say no more have no second half.
+                // Older kernels do not send the second half.
                 flags: u64::from(self.u32(12)?) | u64::from(self.u32(16).unwrap_or(0)) << 32,
             }),
             code::GETATTR => Op::Attributes,
@@ -193,7 +193,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What was read in one piece; nothing where it has no number to answer to.
+/// Parses the bytes of one read; `None` without a number to answer to.
 pub fn parse(bytes: &[u8]) -> Option<Request<'_>> {
     let header = Fields(bytes);
     let (length, code, unique) = (header.u32(0)?, header.u32(4)?, header.u64(8)?);
@@ -202,7 +202,7 @@ pub fn parse(bytes: &[u8]) -> Option<Request<'_>> {
     Some(Request { unique, op })
 }
 
-/// What is written before the body of an answer.
+/// The header of an answer.
 pub fn header(unique: u64, errno: i32, body: usize) -> [u8; ANSWER_HEADER] {
     let mut header = [0; ANSWER_HEADER];
     header[..4].copy_from_slice(&((ANSWER_HEADER + body) as u32).to_ne_bytes());
@@ -211,9 +211,9 @@ pub fn header(unique: u64, errno: i32, body: usize) -> [u8; ANSWER_HEADER] {
     header
 }
 
-/// Has the kernel send again all that was read from it and not answered.
+/// A notification that makes the kernel resend all requests that were read and not answered.
 pub fn resend() -> [u8; ANSWER_HEADER] {
-    // A notification has no number, and says its kind where an answer has an error.
+    // A notification has no number, and its kind is in the error field.
     header(0, -NOTIFY_RESEND, 0)
 }
 
@@ -242,33 +242,33 @@ impl Body {
     }
 }
 
-/// A file of so many bytes.
+/// Attributes of a file of this length.
 pub fn attributes(length: u64) -> Vec<u8> {
     let mut body = Body::default();
     body.u64(FOREVER_SECONDS).u32(0).u32(0);
     body.u64(ROOT).u64(length).u64(length / 512);
-    // Its times.
+    // The times of the file.
     body.u64(0).u64(0).u64(0).u32(0).u32(0).u32(0);
     body.u32(libc::S_IFREG | 0o600).u32(1).u32(0).u32(0).u32(0);
     body.u32(4096);
     body.zeros(4)
 }
 
-/// It is open, without a cache of the kernel's.
+/// The answer to OPEN: without a cache in the kernel.
 pub fn opened() -> Vec<u8> {
     let mut body = Body::default();
     body.u64(0).u32(OPENED);
     body.zeros(4)
 }
 
-/// So much is written.
+/// The answer to a write of this length.
 pub fn written(length: u32) -> Vec<u8> {
     let mut body = Body::default();
     body.u32(length);
     body.zeros(4)
 }
 
-/// A file system whose blocks have 512 bytes: a loop device takes no discards where nobody says.
+/// A file system whose blocks have 512 bytes: a loop device takes no discards without a block size.
 pub fn file_system() -> Vec<u8> {
     let mut body = Body::default();
     for _ in 0..5 {

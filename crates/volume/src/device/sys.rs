@@ -43,14 +43,15 @@ struct LoopConfig {
 
 const _: () = assert!(size_of::<LoopConfig>() == 304, "as the kernel has it");
 
-/// The number of a loop device that nobody used a moment ago.
+/// The number of a loop device that was free a moment ago.
 pub fn free_loop_device(control: &File) -> io::Result<u32> {
     // SAFETY: this request has no argument.
     let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
     u32::try_from(number).map_err(|_| io::Error::last_os_error())
 }
 
-/// Makes the loop device one of that file, with direct I/O; it goes with its last descriptor. EBUSY where it is another's.
+/// Puts the loop device on this file, with direct I/O; the device goes with its last descriptor. EBUSY if the
+/// device is taken.
 pub fn configure_loop_device(device: &File, file: &File, is_read_only: bool) -> io::Result<()> {
     let mut name = [0; 64];
     let text = b"verbatim volume";
@@ -73,7 +74,7 @@ pub fn configure_loop_device(device: &File, file: &File, is_read_only: bool) -> 
     }
 }
 
-/// The loop device becomes as long as its file is now.
+/// Gives the loop device the present length of its file.
 pub fn follow_the_file(device: &File) -> io::Result<()> {
     // SAFETY: this request has no argument.
     match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) } {
@@ -82,14 +83,14 @@ pub fn follow_the_file(device: &File) -> io::Result<()> {
     }
 }
 
-/// A FUSE connection to be; reading from it does not wait.
+/// A FUSE descriptor without a connection; reads do not block.
 pub fn open_fuse() -> io::Result<OwnedFd> {
     let mut open = OpenOptions::new();
     open.read(true).write(true).custom_flags(libc::O_NONBLOCK);
     Ok(open.open("/dev/fuse")?.into())
 }
 
-/// Another descriptor of that connection. What is read from it is to be answered by it.
+/// A clone of this FUSE descriptor. Requests that are read from a clone are to be answered by it.
 pub fn clone_fuse(fuse: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = open_fuse()?;
     let of = descriptor(fuse.as_raw_fd());
@@ -116,8 +117,8 @@ pub fn make_node(path: &Path, number: u32) -> io::Result<()> {
     )?)
 }
 
-/// Tells the kernel that this thread, and those that it starts, carry out what memory waits for to become free (`man 2 prctl`). Without the
-/// right to say so nothing changes.
+/// Tells the kernel that this thread, and those that it starts, carry out I/O that memory reclaim waits for
+/// (`man 2 prctl`). Without the privilege nothing changes.
 pub fn be_io_flusher() {
     // SAFETY: no argument is a pointer.
     let result = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };

@@ -1,13 +1,14 @@
-//! What is on a block device of this machine: what would lose its disk with it.
+//! Users of a block device of this machine, which would lose their disk with it.
 //!
-//! Whoever has a block device for himself (`open(2)`, `O_EXCL`) is seen by that: file systems that are mounted, swap, the device mapper, md. A loop device on it does
-//! not claim it, but says what it is on. The names of all of them are looked up for the operator.
+//! An exclusive user of a block device (`open(2)`, `O_EXCL`) is visible as such: mounted file systems, swap,
+//! the device mapper, md. A loop device on it does not claim it, but names its backing file. The users' names
+//! are looked up for the operator.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The first that is found.
+/// The first user that is found.
 pub fn of(device: &Path) -> Option<String> {
     let number = fs::metadata(device).ok()?.rdev();
     if let Some(user) = loop_device_on(device, number).or_else(|| holder(number)) {
@@ -32,7 +33,7 @@ fn numbers(number: u64) -> (u32, u32) {
     (rustix::fs::major(number), rustix::fs::minor(number))
 }
 
-/// A loop device whose file this device is, by whatever name it was given.
+/// A loop device on this device, by any name of its backing file.
 fn loop_device_on(device: &Path, number: u64) -> Option<String> {
     for entry in fs::read_dir("/sys/block").ok()?.filter_map(Result::ok) {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -40,7 +41,7 @@ fn loop_device_on(device: &Path, number: u64) -> Option<String> {
             continue;
         };
         let file = PathBuf::from(file.trim_end_matches('\n'));
-        // Another file of that name is a block device of another number.
+        // Another block device at the same path has another number.
         let is_it = fs::metadata(&file).map_or(file == device, |file| file.rdev() == number);
         if is_it {
             let path = Path::new("/dev").join(&name);
@@ -62,7 +63,7 @@ fn holder(number: u64) -> Option<String> {
     Some(format!("on which {}{name} is", holder.to_string_lossy()))
 }
 
-/// Where it is mounted: here, or in the mount namespace of some process.
+/// The mount point of the device, in this mount namespace or in another process's.
 fn mounted(number: u64) -> Option<String> {
     if let Some(place) = place(&fs::read_to_string("/proc/self/mountinfo").ok()?, number) {
         return Some(format!("mounted on {place}"));
@@ -73,7 +74,7 @@ fn mounted(number: u64) -> Option<String> {
         if name.parse::<u32>().is_err() {
             continue;
         }
-        // Most processes have the namespace of another one.
+        // Most processes share a namespace with another one.
         let Ok(namespace) = fs::read_link(process.path().join("ns/mnt")) else {
             continue;
         };

@@ -23,8 +23,8 @@ pub const FULL: usize = 4096;
 pub struct NotWritten {
     /// The reason.
     pub why: anyhow::Error,
-    /// It is uncertain which of the two a crash leaves. Otherwise the earlier one is there, as durable as it
-    /// was.
+    /// True if it is uncertain which of the two a crash leaves. Otherwise the earlier one is in place, as
+    /// durable as it was.
     pub is_unsure: bool,
 }
 
@@ -43,7 +43,7 @@ pub fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Makes the spare, so that the next replacement of that file needs no room.
+/// Makes the spare, so that the next replacement of this file needs no room.
 pub fn reserve(path: &Path) -> anyhow::Result<()> {
     let spare = spare(path);
     let make = || -> io::Result<()> {
@@ -63,7 +63,7 @@ pub fn reserve(path: &Path) -> anyhow::Result<()> {
     make().with_context(|| format!("cannot set {} aside", spare.display()))
 }
 
-/// Replaces the file's content by that text.
+/// Replaces the file's content by this text.
 pub fn replace(path: &Path, text: &[u8]) -> Result<(), NotWritten> {
     let unchanged = |error: anyhow::Error| NotWritten {
         why: error.context(format!("cannot write {}", path.display())),
@@ -97,7 +97,7 @@ pub fn replace(path: &Path, text: &[u8]) -> Result<(), NotWritten> {
     Ok(())
 }
 
-/// Turns the spare into a file with that text in another folder of the same file system.
+/// Turns the spare into a file with this text in another folder of the same file system.
 pub fn give_spare(path: &Path, to: &Path, text: &[u8]) -> anyhow::Result<()> {
     reserve(path)?;
     let text = padded(text)?;
@@ -165,7 +165,7 @@ mod tests {
     fn what_is_replaced_again_and_again_takes_no_more_room() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file.json");
-        // As an earlier release has left it.
+        // The file of an earlier release.
         fs::write(&path, "{}").expect("written");
         for number in 0..5 {
             replace(&path, number.to_string().as_bytes()).expect("replaced");

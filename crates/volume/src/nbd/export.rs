@@ -1,4 +1,4 @@
-//! What clients find at a server.
+//! Exports that clients find at a server.
 
 use std::io;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use crate::callers::{Place, Places};
 use crate::volume::Volume;
 
-/// One volume, as a client finds it. It may be there before its copy on this host serves: then the client is welcomed, and its requests
-/// are not read before that.
+/// One volume as a client finds it. An export may exist before the copy on this host serves: then a client is
+/// welcomed, and its requests are not read until the copy serves.
 #[derive(Clone)]
 pub struct Export {
     length: u64,
@@ -18,14 +18,14 @@ pub struct Export {
     connects_anew: bool,
     /// The size that the client was told.
     told: Option<u64>,
-    /// So many of its connections have been ended here, and carry out requests that they had read before.
+    /// Number of connections that were ended here and still carry out requests read before.
     ending: Arc<watch::Sender<usize>>,
     places: Option<Arc<Places>>,
     volume: watch::Receiver<Option<Arc<Volume>>>,
 }
 
 impl Export {
-    /// One of so many bytes, whose volume is yet to come from there.
+    /// An export of this length. Its volume comes later through the channel.
     pub fn later(length: u64, is_read_only: bool, volume: watch::Receiver<Option<Arc<Volume>>>) -> Self {
         Self {
             length,
@@ -38,7 +38,7 @@ impl Export {
         }
     }
 
-    /// The same for clients that connect anew when their connection ends, and have nothing to lose by that.
+    /// The same for clients that reconnect when their connection ends, and lose nothing by that.
     pub fn for_those_who_connect_anew(self) -> Self {
         Self {
             connects_anew: true,
@@ -46,7 +46,8 @@ impl Export {
         }
     }
 
-    /// The size that its client was told, if it connects anew. A size is said at the beginning of a connection alone: that one ends when it is another.
+    /// The condition that ends the client's connection, if the client reconnects: another size. NBD tells a
+    /// size only at the beginning of a connection.
     pub fn ends_unless(&self) -> Option<Ends> {
         let told = self.told.filter(|_| self.connects_anew)?;
         Some(Ends {
@@ -56,14 +57,14 @@ impl Export {
         })
     }
 
-    /// Its size in bytes, for a client that is told.
+    /// The size in bytes; notes that the client was told.
     pub fn tell(&mut self) -> u64 {
         let length = self.length();
         self.told = Some(length);
         length
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     pub fn length(&self) -> u64 {
         let volume = self.volume.borrow();
         volume.as_ref().map_or(self.length, |volume| volume.length())
@@ -77,7 +78,7 @@ impl Export {
         }
     }
 
-    /// A place for one more client; an error if there is none left.
+    /// A place for one more client; an error if none is left.
     pub fn place(&self, name: impl FnOnce() -> String) -> io::Result<Option<Place>> {
         match &self.places {
             None => Ok(None),
@@ -88,22 +89,23 @@ impl Export {
         }
     }
 
-    /// Whether its clients may only read.
+    /// Whether clients may only read.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }
 
-    /// The volume as soon as it is served here; nothing if it never is.
+    /// The volume as soon as it is served here; `None` if it never is.
     pub async fn served(mut self) -> Option<Arc<Volume>> {
         let served = self.volume.wait_for(Option::is_some).await;
         served.ok().and_then(|volume| volume.clone())
     }
 }
 
-/// A connection that ends when its volume has another size.
+/// A connection that ends when its volume gets another size.
 ///
-/// Its client makes its requests again on a new connection, and may make later ones there when these are answered. So nothing is read from the new one before the
-/// old one has handed its last request to the volume: an old WRITE would undo a later one.
+/// The client resends its requests on a new connection, and may send later ones there once these are
+/// answered. The new connection is therefore not read before the old one has handed its last request to the
+/// volume: otherwise an old WRITE could undo a later one.
 pub struct Ends {
     told: u64,
     ending: Arc<watch::Sender<usize>>,
@@ -117,7 +119,7 @@ impl Ends {
         let _ = self.ending.subscribe().wait_for(|ending| *ending == 0).await;
     }
 
-    /// Returns when the connection is to end. From then on, until this is dropped, others wait for it.
+    /// Returns when the connection has to end. From then on other connections wait until this is dropped.
     pub async fn is_due(&self, mut lengths: watch::Receiver<u64>) {
         let is_over = lengths.wait_for(|length| *length != self.told).await.is_err();
         if is_over {
@@ -138,15 +140,15 @@ impl Drop for Ends {
 
 impl From<Arc<Volume>> for Export {
     fn from(volume: Arc<Volume>) -> Self {
-        // What was sent stays there when the sender is gone.
+        // The value stays in the channel when the sender is gone.
         let (_, receiver) = watch::channel(Some(volume));
         Self::later(0, false, receiver)
     }
 }
 
-/// What a client can see.
+/// The exports of a server.
 pub trait Exports: Sync {
-    /// The export of that name; the empty name is the usual one.
+    /// The export of this name; the empty name is the default export.
     fn find(&self, name: &str) -> Option<Export>;
     /// All names.
     fn names(&self) -> Vec<String>;

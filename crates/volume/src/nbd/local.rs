@@ -1,5 +1,6 @@
-//! A connection of a client on this machine: a thread reads its requests and, as far as the page cache allows, carries them out and answers
-//! them itself. Handing a request over takes longer than such a one does.
+//! A connection of a client on this machine: a thread reads its requests and, as far as the page cache
+//! allows, carries them out and answers them itself. Handing such a request over would take longer than the
+//! request.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -13,10 +14,11 @@ use super::wire::{self, Command, REQUEST_BYTES, Request};
 use crate::client;
 use crate::volume::Volume;
 
-/// What is read in one call, at most, unless it is the data of a large WRITE.
+/// Most bytes of one read, except for the data of a large WRITE.
 const BUFFER: usize = 256 << 10;
 
-/// Requests and answers, until the client leaves or the volume is not served any more; with `ends`, until the volume has another size, too.
+/// Serves requests until the client leaves or the volume is no longer served; with `ends`, also until the
+/// volume has another size.
 pub async fn transmit(
     stream: tokio::net::UnixStream,
     volume: Arc<Volume>,
@@ -47,14 +49,14 @@ fn serve(stream: &UnixStream, volume: &Arc<Volume>, is_read_only: bool) -> io::R
             .name("nbd answers".into())
             .spawn_scoped(scope, || outbox.write())?;
         let result = read(stream, (volume, is_read_only), &outbox);
-        // What is under way has the outbox, too: the answers leave before the connection is closed.
+        // Requests in flight use the outbox, too: their answers leave before the connection is closed.
         outbox.end();
         result
     })?;
     stream.shutdown(Shutdown::Both)
 }
 
-/// What was read and not looked at yet.
+/// Bytes that were read and not parsed yet.
 struct Inbox<'a> {
     stream: &'a UnixStream,
     buffer: Vec<u8>,
@@ -67,7 +69,7 @@ impl Inbox<'_> {
         &self.buffer[self.begin..self.end]
     }
 
-    /// Whether there is a whole request, so that nobody needs to be waited for.
+    /// Whether there is a whole request, so that its reader need not wait.
     fn has_more(&self) -> bool {
         let Some(head) = self.waiting().first_chunk::<REQUEST_BYTES>() else {
             return false;
@@ -76,12 +78,13 @@ impl Inbox<'_> {
             Some(request) if request.command == Command::Write => {
                 self.waiting().len() - REQUEST_BYTES >= request.length as usize
             }
-            // One that makes no sense ends the connection at once.
+            // An invalid request ends the connection at once.
             _ => true,
         }
     }
 
-    /// At least so many bytes, which fit into the buffer; false where the client has left before the first of them.
+    /// Reads until there are this many bytes, which fit into the buffer; false if the client has left before
+    /// the first of them.
     fn fill(&mut self, wanted: usize) -> io::Result<bool> {
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
@@ -101,7 +104,7 @@ impl Inbox<'_> {
         Ok(true)
     }
 
-    /// The next bytes, read into a place of their own.
+    /// The next bytes, in a buffer of their own.
     fn take(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let there = length.min(self.end - self.begin);
         let mut data = Vec::with_capacity(length);

@@ -1,8 +1,11 @@
 //! The NBD protocol, as `doc/proto.md` of the reference implementation has it: newstyle negotiation, simple replies.
 //!
-//! [`wire`] parses and builds, and knows no socket; [`export`]: what is found by its name; [`server`] negotiates, and is a connection by TLS; [`local`] is one of a client on this machine. What is offered: READ, WRITE, FLUSH, DISCARD (TRIM),
-//! WRITE_ZEROES, FUA, several connections at once, TLS. What is not: structured replies, metadata contexts, resize of an export that is open: a client hears of another
-//! size when it connects anew, for which the connections of those end that do so by themselves ([`export::Export::for_those_who_connect_anew`]).
+//! [`wire`] parses and builds, and knows no socket; [`export`]: volumes by their names; [`server`]
+//! negotiates, and serves a connection by TLS; [`local`] serves a client on this machine. Offered: READ,
+//! WRITE, FLUSH, DISCARD (TRIM), WRITE_ZEROES, FUA, several connections at once, TLS. Not offered: structured
+//! replies, metadata contexts, resize of an open export. A client learns another size when it reconnects;
+//! connections of clients that reconnect by themselves are ended for that
+//! ([`export::Export::for_those_who_connect_anew`]).
 
 pub mod export;
 pub mod local;

@@ -1,7 +1,7 @@
 //! The answers of a connection on their way to its client.
 //!
-//! Whoever has an answer sends it, and whoever has several at once sends them together; nobody waits for a client that does not read. What the
-//! socket does not take is left to the connection's writer.
+//! The thread that has an answer sends it, and sends several together; no thread waits for a client that does
+//! not read. Bytes that the socket does not take are left to the connection's writer.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -12,13 +12,13 @@ use rustix::net::SendFlags;
 use super::wire;
 use crate::room::{Held, Own, Room};
 
-/// Data up to here are copied behind others, so that one call sends many.
+/// Data up to this size are copied behind others, so that one call sends many.
 const SMALL: usize = 16 << 10;
 
-/// So much is sent in one piece, at least, if it is there.
+/// Size from which on a piece takes no more answers.
 const PIECE: usize = 128 << 10;
 
-/// What is sent in one piece.
+/// Bytes that are sent in one piece.
 #[derive(Default)]
 struct Piece {
     bytes: Vec<u8>,
@@ -31,21 +31,21 @@ struct Piece {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Piece>,
-    /// The reader has more to do at once: its answers, and what comes meanwhile, leave together.
+    /// The reader has more to do at once: its answers, and others that come meanwhile, leave together.
     is_gathering: bool,
     /// The writer sends, or is about to.
     is_writing: bool,
-    /// The client takes nothing any more.
+    /// The client takes no more bytes.
     is_dead: bool,
-    /// No answer will come any more.
+    /// No further answers will come.
     is_over: bool,
     room: Own,
 }
 
-/// What is on its way.
+/// Answers on their way to one client.
 pub struct Outbox {
     stream: UnixStream,
-    /// The volume's.
+    /// The volume's room for requests in flight.
     room: Room,
     state: Mutex<State>,
     /// The writer has something to do.
@@ -55,7 +55,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// For that client.
+    /// An outbox of this client.
     pub fn new(stream: UnixStream, room: Room) -> Self {
         Self {
             stream,
@@ -70,7 +70,7 @@ impl Outbox {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// One more request, with so many KiB of data. Waits until there is room for it.
+    /// Begins one more request, with this many KiB of data. Waits until there is room for it.
     pub fn begin(&self, kib: usize) -> Held {
         let mut state = self.lock();
         while !state.room.try_begin(kib) {
@@ -84,14 +84,14 @@ impl Outbox {
         if let Some(held) = self.room.try_begin(kib) {
             return held;
         }
-        // Answers that were kept hold room, too.
+        // Gathered answers hold room, too.
         state.is_gathering = false;
         self.send(&mut state);
         drop(state);
         self.room.begin_here(kib)
     }
 
-    /// Its end. Does not wait for the client.
+    /// Ends a request with its answer. Does not wait for the client.
     pub fn answer(&self, cookie: u64, (kib, held): (usize, Held), result: Result<Vec<u8>, u32>) {
         let (code, data) = match result {
             Ok(data) => (0, data),
@@ -99,7 +99,7 @@ impl Outbox {
         };
         let head = wire::simple_reply(code, cookie);
         let mut state = self.lock();
-        // What the writer has taken out is not in the queue.
+        // The piece that the writer has taken is not in the queue.
         let is_first = state.queue.back().is_none_or(|last| last.bytes.len() >= PIECE);
         if is_first {
             state.queue.push_back(Piece::default());
@@ -129,19 +129,19 @@ impl Outbox {
         }
     }
 
-    /// Answers are kept until [`Outbox::scatter`], or until there is no room for more.
+    /// Gathers answers until [`Outbox::scatter`], or until there is no room for more.
     pub fn gather(&self) {
         self.lock().is_gathering = true;
     }
 
-    /// What was kept leaves.
+    /// Sends the gathered answers.
     pub fn scatter(&self) {
         let mut state = self.lock();
         state.is_gathering = false;
         self.send(&mut state);
     }
 
-    /// Sends what the socket takes at once, and leaves the rest to the writer.
+    /// Sends as much as the socket takes at once, and leaves the rest to the writer.
     fn send(&self, state: &mut State) {
         while let (false, Some(piece)) = (state.is_writing, state.queue.front_mut()) {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -158,7 +158,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets what is at the head of the queue and has been sent, or never will be.
+    /// Removes pieces at the head of the queue that were sent, or never will be.
     fn has_left(&self, state: &mut State) {
         while let Some(piece) = state.queue.front()
             && (state.is_dead || piece.sent == piece.bytes.len())
@@ -170,7 +170,8 @@ impl Outbox {
         }
     }
 
-    /// Sends what the socket did not take at once, until it is over. Has a thread of its own.
+    /// Sends the bytes that the socket did not take at once, until the connection is over. Runs on a thread
+    /// of its own.
     pub fn write(&self) {
         let mut state = self.lock();
         loop {
@@ -275,7 +276,7 @@ mod tests {
                 outbox.answer(0, (0, held), Ok(Vec::new()));
             }
         }
-        // What was kept makes room.
+        // Sending gathered answers makes room.
         outbox.begin(0);
         let mut head = [0; 16];
         far.read_exact(&mut head).expect("it was sent");

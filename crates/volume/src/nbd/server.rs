@@ -1,4 +1,4 @@
-//! A connection of a client.
+//! Negotiation with a client, and a connection by TLS.
 
 use std::io;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::volume::{Volume, Wanted};
 /// The most options of a negotiation.
 const MAX_OPTIONS: usize = 64;
 
-/// How a negotiation ends.
+/// Result of a negotiation.
 pub enum Negotiated {
     /// Requests follow.
     Go(Export),
     /// TLS follows, and then another negotiation.
     StartTls,
-    /// Nothing.
+    /// No request follows.
     Ended,
 }
 
-/// Whether a connection is, can be, or must become encrypted.
+/// State of a connection's encryption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tls {
-    /// It need not be.
+    /// The connection need not be encrypted.
     None,
-    /// It must become so before anything else.
+    /// The connection must become encrypted before anything else.
     Wanted,
-    /// It is.
+    /// The connection is encrypted.
     Done,
 }
 
@@ -43,7 +43,7 @@ pub(super) fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Negotiates. An error means that the connection is of no use any more.
+/// Negotiates. After an error the connection is useless.
 pub async fn negotiate<S>(stream: &mut S, exports: &dyn Exports, tls: Tls) -> io::Result<Negotiated>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
@@ -69,7 +69,7 @@ where
         stream.read_exact(&mut head).await?;
         let (number, length) = wire::option_head(&head).ok_or_else(|| bad("no option"))?;
         if length > MAX_OPTION {
-            // What follows is not read, so the connection cannot go on.
+            // The option's data are not read, so the connection cannot go on.
             let answer = wire::option_reply(number, reply::TOO_BIG, b"");
             stream.write_all(&answer).await?;
             return Err(bad("an option is too long"));
@@ -140,11 +140,11 @@ where
 struct Answer {
     cookie: u64,
     result: Result<Vec<u8>, u32>,
-    /// Given back when it is sent.
+    /// Released when the answer is sent.
     _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Held),
 }
 
-/// Requests and answers, until the client leaves or the volume is not served any more.
+/// Serves requests until the client leaves or the volume is no longer served.
 pub async fn transmit<S>(stream: S, volume: Arc<Volume>, is_read_only: bool) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -157,13 +157,14 @@ where
         result = read(BufReader::with_capacity(64 << 10, reader), (&volume, is_read_only), &sender) => result,
         _ = open.wait_for(|is_open| !is_open) => Ok(()),
     };
-    // What is under way has senders of its own: the answers leave before the connection is closed.
+    // Requests in flight have senders of their own: their answers leave before the connection is closed.
     drop(sender);
     let written = writing.await.map_err(io::Error::other)?;
     result.and(written)
 }
 
-/// What a request that was checked asks of a volume of that size, and whether it is to be durable; nothing where there is nothing to do.
+/// The meaning of a checked request for a volume of this size, and whether it is to be durable; `None` if
+/// there is nothing to do.
 pub(super) fn meaning(request: &Request, size: u64, data: Vec<u8>) -> Option<(Wanted, Extent, bool)> {
     let extent = match request.command {
         Command::Flush => Extent { offset: 0, length: 1 },
@@ -243,7 +244,7 @@ async fn read(
     }
 }
 
-/// As the protocol says it.
+/// The protocol's number of this error.
 pub(super) fn errno(failure: Failure) -> u32 {
     match failure {
         Failure::Moved => error::ESHUTDOWN,
@@ -332,7 +333,8 @@ mod tests {
         .concat()
     }
 
-    /// Sends that, and says how many bytes come back until the server ends the connection.
+    /// Sends these bytes, and returns the number of bytes that come back until the server ends the
+    /// connection.
     async fn send(exports: &One, is_local: bool, bytes: Vec<u8>) -> usize {
         let (mut near, mut far) = UnixStream::pair().expect("a pair");
         let sending = tokio::spawn(async move {
@@ -345,7 +347,7 @@ mod tests {
         });
         if let Ok(Negotiated::Go(export)) = negotiate(&mut far, exports, Tls::None).await {
             let volume = export.served().await.expect("it is served");
-            // What it makes of the rest is its affair, but it must end.
+            // Any result is allowed, but the connection must end.
             let _ = match is_local {
                 true => local::transmit(far, volume, false, None).await,
                 false => transmit(far, volume, false).await,
@@ -356,7 +358,7 @@ mod tests {
         sending.await.expect("it does not panic")
     }
 
-    /// Bytes that nobody sane would send: what was right, changed at some places or cut off.
+    /// Bytes that no correct client sends: valid requests, changed at some places or cut off.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn hostile_bytes_end_a_connection_and_nothing_else() {
         let folder = tempfile::tempdir().expect("a folder");

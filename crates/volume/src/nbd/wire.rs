@@ -1,4 +1,4 @@
-//! Numbers and forms of NBD. All of them are big-endian.
+//! Numbers and formats of NBD. All of them are big-endian.
 
 /// `NBDMAGIC`.
 pub const MAGIC: u64 = 0x4e42_444d_4147_4943;
@@ -10,7 +10,7 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 
 /// Flags of the handshake, of both sides: fixed newstyle, and no zeros at the end.
 pub const HANDSHAKE_FLAGS: u16 = 0b11;
-/// The client leaves the zeros out.
+/// The client does without the zeros.
 pub const CLIENT_NO_ZEROES: u32 = 0b10;
 
 /// The longest option's data: a name of 4096 bytes and a list of information.
@@ -68,7 +68,7 @@ pub fn transmission_flags(is_read_only: bool) -> u16 {
 
 /// Flags of a request.
 pub const FLAG_FUA: u16 = 1;
-/// The same: zeros that are allocated.
+/// Zeros that stay allocated.
 pub const FLAG_NO_HOLE: u16 = 1 << 1;
 
 /// The head of an option: its number and the length of its data.
@@ -90,7 +90,7 @@ pub fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     reply
 }
 
-/// What INFO and GO carry: the name of the export, and the kinds of information that are wanted.
+/// The data of INFO and GO: the name of the export, and the wanted kinds of information.
 pub fn go(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     let (length, data) = data.split_first_chunk::<4>()?;
     let length = u32::from_be_bytes(*length) as usize;
@@ -123,37 +123,37 @@ pub fn info_block_size() -> Vec<u8> {
     info
 }
 
-/// What a client wants.
+/// The command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// Data.
+    /// The answer has data.
     Read,
-    /// Data follow.
+    /// Data follow the request.
     Write,
-    /// Goodbye.
+    /// The client leaves.
     Disconnect,
-    /// Make durable what was acknowledged.
+    /// Make acknowledged writes durable.
     Flush,
-    /// The data are not needed.
+    /// The data are no longer needed.
     Trim,
-    /// Zeros.
+    /// Write zeros.
     WriteZeroes,
-    /// Another one, without data.
+    /// An unknown command, without data.
     Other(u16),
 }
 
 /// The head of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What.
+    /// The command.
     pub command: Command,
-    /// How.
+    /// The flags.
     pub flags: u16,
-    /// What the client calls it.
+    /// The client's name of the request.
     pub cookie: u64,
-    /// Where.
+    /// The first byte.
     pub offset: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub length: u32,
 }
 
@@ -161,7 +161,7 @@ pub struct Request {
 pub const REQUEST_BYTES: usize = 28;
 
 impl Request {
-    /// Nothing if this is no request: then nobody knows where the next one begins.
+    /// `None` if these bytes are no request: then the beginning of the next one is unknown.
     pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
         if u32::from_be_bytes(bytes[..4].try_into().ok()?) != REQUEST_MAGIC {
             return None;
@@ -184,7 +184,8 @@ impl Request {
         })
     }
 
-    /// How many KiB its data need while it is under way. Only requests that are carried out need them, and data that follow anyway.
+    /// KiB that the data of this request need while it is in flight. The data of a READ need them only if it
+    /// is carried out; data that follow a request need them anyway.
     pub fn needed_kib(&self, is_carried_out: bool) -> usize {
         let needs = match self.command {
             Command::Read => is_carried_out,
@@ -230,7 +231,7 @@ impl Request {
     }
 }
 
-/// The head of a reply; the data of a READ that went well follow.
+/// The head of a reply; the data of a successful READ follow.
 pub fn simple_reply(error: u32, cookie: u64) -> [u8; 16] {
     let mut reply = [0; 16];
     reply[..4].copy_from_slice(&REPLY_MAGIC.to_be_bytes());

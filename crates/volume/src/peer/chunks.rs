@@ -1,8 +1,9 @@
-//! The source's thread for chunks: by a connection of their own where they go by TLS, or through the ring from which the destination reads them.
+//! The source's thread for chunks: on a connection of its own by TLS, or through the ring from which the
+//! destination reads by RDMA.
 //!
-//! On one connection a change of the tenant would wait behind all chunks that left before it: for as long as the destination takes for megabytes. And
-//! whoever copies and encrypts a chunk has no time for a change meanwhile: so that is done by a thread of a lower priority
-//! ([`crate::background`]), at both ends.
+//! On one connection, a change of the tenant would wait behind all chunks that left before it: as long as the
+//! destination takes for megabytes. And a thread that copies and encrypts a chunk has no time for a change
+//! meanwhile. So a thread of a lower priority does this ([`crate::background`]), at both ends.
 
 use std::io;
 use std::sync::Arc;
@@ -19,30 +20,31 @@ use crate::own_thread::OwnThread;
 use crate::peer::lending::Lending;
 use crate::wire::{self, Tag, ToDestination};
 
-/// How often the RNIC is looked after: it serves the other host without a word of this one's.
+/// Interval of the checks of the RNIC: it serves the other host without any action of this one.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// So much of a chunk is encrypted and sent in one call, in which many kernels take no processor from a thread however urgent others are. It is one record of TLS.
+/// Bytes of a chunk that are encrypted and sent in one call: one record of TLS. Many kernels do not preempt a
+/// thread within a call, however urgent others are.
 const PIECE: usize = 16 << 10;
 
-/// What the thread is given.
+/// An order to the thread.
 pub enum Job {
     /// A chunk leaves.
     Put {
-        /// How it is called in the answer.
+        /// Its name in the answer.
         tag: Tag,
-        /// Where.
+        /// Its first byte in the volume.
         offset: u64,
-        /// What.
+        /// Its bytes.
         data: Arc<Vec<u8>>,
     },
-    /// The destination has copied out what is before that position of the ring.
+    /// The destination has copied out all chunks before this position of the ring.
     Taken(u64),
-    /// It will not take that chunk from the ring, nor any other.
+    /// The destination will take neither this chunk nor any other from the ring.
     Again(Tag),
 }
 
-/// The thread. When this is dropped, what has not left does not leave.
+/// The thread. When this is dropped, chunks that have not left are not sent.
 pub struct Chunks {
     working: Option<JoinHandle<io::Result<()>>>,
     jobs: UnboundedSender<Job>,
@@ -71,7 +73,7 @@ impl Chunks {
             let stream = match connect.await {
                 Ok(stream) => stream,
                 Err(error) => {
-                    // If nobody waits for it, nobody wants it any more.
+                    // Without a receiver, the call is no longer wanted.
                     let _ = connected.send(Err(error));
                     return Ok(());
                 }
@@ -87,7 +89,7 @@ impl Chunks {
         Ok(chunks)
     }
 
-    /// Puts chunks into that ring. What is to be said of them goes to `more`, which is no reason to keep the connection.
+    /// Puts chunks into this ring. Messages about them go to `more`, which does not keep the connection open.
     pub fn by_ring(lending: Lending, more: WeakUnboundedSender<Outgoing>) -> io::Result<Self> {
         let (jobs, given) = unbounded_channel();
         let working = OwnThread::start("copy")?.spawn(async move {
@@ -100,12 +102,13 @@ impl Chunks {
         })
     }
 
-    /// By which chunks are given. What nobody takes any more is lost with the connection, whose end is told.
+    /// The queue of chunks. Chunks that are no longer taken are lost with the connection, whose end is
+    /// reported.
     pub fn jobs(&self) -> UnboundedSender<Job> {
         self.jobs.clone()
     }
 
-    /// Why chunks cannot leave any more; that does not come by itself while this lives.
+    /// Waits until chunks can no longer leave, and returns the reason.
     pub async fn ended(&mut self) -> io::Result<()> {
         let Some(working) = &mut self.working else {
             return std::future::pending().await;
@@ -115,11 +118,11 @@ impl Chunks {
         ended.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Ends it. After that a ring is gone, with its queue pair: nothing of it can be read any more.
+    /// Ends the thread. Afterwards the ring is gone with its queue pair: nothing of it can be read any more.
     pub async fn end(mut self) {
         if let Some(working) = self.working.take() {
             working.abort();
-            // It was aborted, or has ended before.
+            // The task was aborted, or has ended before.
             let _ = working.await;
         }
     }
@@ -152,7 +155,7 @@ async fn lend(
     more: &WeakUnboundedSender<Outgoing>,
 ) -> io::Result<()> {
     let say = |outgoing| {
-        // If nobody takes it, the connection's end is told soon.
+        // Without a receiver, the connection's end is reported soon.
         if let Some(more) = more.upgrade() {
             let _ = more.send(outgoing);
         }

@@ -1,4 +1,4 @@
-//! What another host fills.
+//! The destination of a move: a copy that another host fills.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,10 +20,11 @@ use crate::store::Store;
 use crate::store::trust::Belief;
 use crate::wire::{self, Landing, MAX_DATA, Tag, ToDestination, ToSource};
 
-/// The largest change that the connection's thread writes, if it is not likely to wait for the disk: handing it over takes longer.
+/// The largest change that the connection's thread writes itself, if it is not likely to wait for the disk: a
+/// hand-over takes longer.
 const HERE: usize = 128 << 10;
 
-/// Of a reason, in letters: a message has room for it.
+/// Most letters of a reason, so that a message has room for it.
 const LONGEST_REASON: usize = 1000;
 
 enum What {
@@ -32,7 +33,7 @@ enum What {
         may_free: bool,
     },
     Flush,
-    /// To be read by RDMA, by what that connection has for it: where, and its fingerprints.
+    /// A chunk that this connection reads by RDMA: its place in the ring, and its fingerprints.
     Fetch(Line, Landing, Vec<u8>),
 }
 
@@ -41,7 +42,7 @@ struct Caller {
     sender: UnboundedSender<ToSource>,
     welcome: ToSource,
     fetching: Option<Fetching>,
-    /// What the source calls it.
+    /// The source's name of the connection.
     link: u128,
 }
 
@@ -50,23 +51,23 @@ struct Inner {
     receiver: Receiver,
     lines: HashMap<Line, Caller>,
     arrivals: HashMap<Arrival, (Tag, Extent, What)>,
-    /// What is to be answered.
+    /// Answers to arrivals, until they are sent.
     names: HashMap<Arrival, ToSource>,
     target: Option<(SessionId, Arc<Store>, u64)>,
-    /// The arrival that whoever has read it may write itself, until it is said what becomes of it.
+    /// The arrival that its reading thread may write itself, until its fate is known.
     offered: Option<Arrival>,
-    /// Chunks that are written after the one that is being written.
+    /// Chunks that wait for the one that is being written.
     chunks: VecDeque<Put>,
     is_writing_chunks: bool,
-    /// At its source all of it is allocated.
+    /// The volume is fully allocated at its source.
     keeps_room: bool,
-    /// Limit of the room that it may take.
+    /// Limit of the room that the copy may take.
     reserve: Option<Arc<Reserve>>,
-    /// A write has found no room.
+    /// A write found no room.
     is_full: bool,
 }
 
-/// What is written, and where.
+/// Content to write, and its extent.
 struct Put {
     arrival: Arrival,
     tag: Tag,
@@ -86,7 +87,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Nothing is filled yet.
+    /// A copy that is not filled yet.
     pub fn new(disks: Disks, hook: Hook) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::default(),
@@ -100,7 +101,7 @@ impl Incoming {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Whether all that this session has sent is on the disk.
+    /// Whether all data of this session are on the disk.
     pub fn is_complete(&self, session: SessionId) -> bool {
         let inner = self.lock();
         let is_sound = |store: &Store| !store.is_suspect();
@@ -108,7 +109,7 @@ impl Incoming {
         target.is_some_and(|(of, store, _)| *of == session && is_sound(store)) && inner.receiver.is_flushed()
     }
 
-    /// Whether all of it is allocated at its source.
+    /// Whether the volume is fully allocated at its source.
     pub fn keeps_room(&self) -> bool {
         self.lock().keeps_room
     }
@@ -123,18 +124,18 @@ impl Incoming {
         self.lock().receiver.is_connected()
     }
 
-    /// From now on writes leave that reserve free.
+    /// Makes later writes leave this reserve free.
     pub(crate) fn keep_free(&self, reserve: Option<Arc<Reserve>>) {
         let mut inner = self.lock();
         (inner.reserve, inner.is_full) = (reserve, false);
     }
 
-    /// Whether a write has found no room since then.
+    /// Whether a write has found no room since `keep_free`.
     pub fn ran_full(&self) -> bool {
         self.lock().is_full
     }
 
-    /// A write or a flush has failed: that session is over.
+    /// Whether a write or a flush has failed: then the session is over.
     pub fn is_poisoned(&self) -> bool {
         self.lock().receiver.is_poisoned()
     }
@@ -145,7 +146,7 @@ impl Incoming {
         self.lock().receiver.renew()
     }
 
-    /// Takes nothing more.
+    /// Receives nothing more.
     pub fn close(&self) {
         let mut inner = self.lock();
         inner.receiver.close();
@@ -153,7 +154,8 @@ impl Incoming {
         inner.target = None;
     }
 
-    /// Serves a connection of the source, of that session, until it ends. The source calls it `link`.
+    /// Serves a connection of the source for this session, until it ends. The source calls the connection
+    /// `link`.
     pub async fn fill<S>(
         self: &Arc<Self>,
         (stream, link): (S, u128),
@@ -183,7 +185,7 @@ impl Incoming {
             self.carry_out(&mut inner, tasks);
             line
         };
-        // The first is the welcome, as soon as nothing of an earlier connection is under way.
+        // The first message is the welcome, as soon as all writes of earlier connections are done.
         let Some(first) = receiver.recv().await else {
             return Ok(());
         };
@@ -197,7 +199,8 @@ impl Incoming {
         result
     }
 
-    /// Serves the connection that carries the chunks of the one that the source calls `link`, until it ends: both end together.
+    /// Serves the second connection, with the chunks of the one that the source calls `link`, until it ends:
+    /// both end together.
     pub async fn fill_beside<S>(self: &Arc<Self>, stream: S, link: u128) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -210,12 +213,12 @@ impl Incoming {
             .collect::<Vec<_>>();
         lines.retain(|(_, name)| *name == link);
         let &[(line, _)] = &lines[..] else {
-            // Its connection has ended meanwhile.
+            // The first connection has ended meanwhile.
             return Ok(());
         };
         let result = self.read_chunks(BufReader::with_capacity(256 << 10, stream), line);
         let result = result.await;
-        // Whoever writes answers there ends.
+        // The task that writes answers to the first connection ends.
         self.lock().lines.remove(&line);
         result
     }
@@ -236,7 +239,7 @@ impl Incoming {
             background::look();
             let (incoming, (sender, counts)) = (self.clone(), oneshot::channel());
             self.disks.submit(Class::Copy, move || {
-                // If nobody waits for it, the connection has ended.
+                // Without a receiver, the connection has ended.
                 let _ = sender.send(incoming.has_come(line, message, data));
             });
             if !counts.await.map_err(io::Error::other)?? {
@@ -245,7 +248,7 @@ impl Incoming {
         }
     }
 
-    /// False if that connection does not count any more.
+    /// Handles one message. False if this connection no longer counts.
     fn has_come(self: &Arc<Self>, line: Line, message: ToDestination, data: Vec<u8>) -> io::Result<bool> {
         let mut inner = self.lock();
         let Some(size) = inner.target.as_ref().map(|(.., length)| *length) else {
@@ -335,7 +338,7 @@ impl Incoming {
                 Task::Close(line) => {
                     inner.lines.remove(&line);
                 }
-                // Whoever has the sidecar is not reached from here yet: it is known in this process only.
+                // The sidecar cannot be reached from here yet: only this process knows.
                 Task::Suspect => {
                     let mut said = Vec::new();
                     inner.receiver.suspected(&mut said);
@@ -375,7 +378,7 @@ impl Incoming {
                         inner.say(
                             line,
                             match answer {
-                                // A flush that succeeds after one has failed.
+                                // The flush succeeded after another one had failed.
                                 ToSource::Done(tag, 0) if !is_good => ToSource::Done(tag, libc::EIO),
                                 answer => answer,
                             },
@@ -386,7 +389,8 @@ impl Incoming {
         }
     }
 
-    /// Writes, or flushes. Chunks one after the other: they lock the file for each other, and a change would wait for all that stand there.
+    /// Writes, or flushes. Chunks are written one after the other: writes lock the file against each other,
+    /// and a change would wait for all chunks in line.
     fn put(self: &Arc<Self>, inner: &mut Inner, put: Put) {
         let incoming = self.clone();
         match put.tag {
@@ -403,7 +407,7 @@ impl Incoming {
         }
     }
 
-    /// The first that is there. The next one's turn is after what other volumes have to do.
+    /// Writes the first waiting chunk. The next one's turn comes after the jobs of other volumes.
     fn write_chunk(self: &Arc<Self>) {
         let first = self.lock().chunks.pop_front();
         if let Some(put) = first {
@@ -432,11 +436,11 @@ impl Incoming {
             _ => inner.receiver.written(put.arrival, errno == 0, &mut tasks),
         }
         self.carry_out(&mut inner, tasks);
-        // Nobody was answered if its connection does not count any more.
+        // There was no answer if the connection no longer counts.
         inner.names.remove(&put.arrival);
     }
 
-    /// A chunk has come by RDMA, with the position behind it, or has not.
+    /// A chunk has come by RDMA, with the ring's position behind it; or its fetch has failed.
     fn fetched(
         self: &Arc<Self>,
         line: Line,
@@ -520,7 +524,7 @@ impl Put {
 }
 
 impl Inner {
-    /// What has come, and where it goes.
+    /// The content of an arrival, and its target.
     fn take(&mut self, arrival: Arrival) -> Option<Put> {
         let (tag, extent, what) = self.arrivals.remove(&arrival)?;
         let (_, store, _) = self.target.as_ref().expect("it is filled");
@@ -536,12 +540,12 @@ impl Inner {
 
     fn say(&self, line: Line, message: ToSource) {
         if let Some(caller) = self.lines.get(&line) {
-            // If nobody takes it, the connection has ended.
+            // Without a receiver, the connection has ended.
             let _ = caller.sender.send(message);
         }
     }
 
-    /// Nothing is written for it: the source is to send it again.
+    /// Nothing is written for this arrival: the source has to send the chunk again.
     fn not_fetched(&mut self, arrival: Arrival, tag: Tag, why: &str) -> Vec<Task> {
         let why = why.chars().take(LONGEST_REASON).collect();
         self.names.insert(arrival, ToSource::Again(tag, why));
@@ -582,7 +586,7 @@ mod tests {
         (Incoming::new(Disks::new(2), crate::faults::none), Arc::new(store))
     }
 
-    /// A connection that was welcomed.
+    /// A connection after its welcome.
     async fn connect(incoming: &Arc<Incoming>, store: &Arc<Store>, link: u128) -> DuplexStream {
         let (mut near, far) = duplex(1 << 16);
         let (incoming, store) = (incoming.clone(), store.clone());
@@ -633,7 +637,7 @@ mod tests {
         let mut line = connect(&incoming, &store, 7).await;
         let mut chunks = beside(&incoming, 7);
         let chunk = put(Tag::Chunk(1), 0, 1);
-        // The rest of it comes later.
+        // The rest of the chunk comes later.
         chunks.write_all(&chunk[..100]).await.expect("it is taken");
         line.write_all(&put(Tag::Change(2), 8192, 2))
             .await
@@ -662,7 +666,8 @@ mod tests {
         late.write_all(&put(Tag::Chunk(2), 4096, 2))
             .await
             .expect("it is taken");
-        // It ends, and does not take the second one along. One that nobody knows is not served.
+        // The late connection ends without the second one. A connection that names no known link is not
+        // served.
         late.read_to_end(&mut Vec::new()).await.expect("its end");
         let mut unknown = beside(&incoming, 9);
         unknown.read_to_end(&mut Vec::new()).await.expect("its end");

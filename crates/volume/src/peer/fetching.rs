@@ -1,8 +1,9 @@
 //! The destination's ring, into which it reads the source's chunks by RDMA, for one connection.
 //!
-//! One thread posts READs, waits for them in their order, copies each chunk out to where nobody can reach it, and compares the copy with the
-//! fingerprints that came over TLS. Whatever becomes of it, each chunk that was given to it comes back, with its bytes or with a
-//! reason. After the first that fails its queue pair and its ring go, and all others fail.
+//! One thread posts READs, waits for them in their order, copies each chunk out to memory that no other host
+//! can reach, and compares the copy with the fingerprints that came over TLS. Every chunk that was given to
+//! the thread comes back, with its bytes or with a reason. After the first failure the queue pair and the
+//! ring go, and all other chunks fail.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,26 +16,27 @@ use crate::faults::{Fault, Hook, Point};
 use crate::transport::Rnic;
 use crate::wire::Landing;
 
-/// So long one chunk may take. The source's tenant waits for it no longer than for a destination that is silent.
+/// Limit for one chunk. It keeps the source's tenant waiting no longer than a silent destination does.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// So many are asked for at a time; the window bounds the bytes.
+/// Most chunks that are requested at a time; the window bounds their bytes.
 const AHEAD: usize = 32;
 
-/// A chunk's bytes, and the position before which all was copied out; or the reason why it was not fetched.
+/// A chunk's bytes, and the position before which all chunks were copied out; or the reason why it was not
+/// fetched.
 pub type Fetched = Result<(Vec<u8>, u64), String>;
 
-/// A chunk, and what is to be done with it.
+/// A chunk to fetch.
 pub struct Job {
-    /// Where it lies.
+    /// Its place in the ring.
     pub landing: Landing,
-    /// For each page of it.
+    /// A fingerprint for each page of the chunk.
     pub fingerprints: Vec<u8>,
     /// Called once.
     pub then: Box<dyn FnOnce(Fetched) + Send>,
 }
 
-/// Hands chunks to the thread. When it is dropped, what was not fetched fails.
+/// Hands chunks to the thread. When this is dropped, chunks that were not fetched fail.
 pub struct Fetching {
     jobs: Sender<Job>,
     canceller: Canceller,
@@ -47,7 +49,7 @@ impl Drop for Fetching {
 }
 
 impl Fetching {
-    /// Takes the source's offer, and says what that must know. It takes a moment.
+    /// Accepts the source's offer, and returns the answer for the source. It takes a moment.
     pub fn accept(
         rnic: &Rnic,
         offer: &Offer,
@@ -67,19 +69,19 @@ impl Fetching {
         Ok((Self { jobs, canceller }, accepted))
     }
 
-    /// Has it fetched. False if nobody is there to do it, and `then` is not called.
+    /// Gives a chunk to the thread. False if the thread has ended; then `then` is not called.
     #[must_use]
     pub fn fetch(&self, job: Job) -> bool {
         self.jobs.send(job).is_ok()
     }
 
-    /// What was not fetched yet fails.
+    /// Fails all chunks that were not fetched yet.
     pub fn stop(&self) {
         self.canceller.cancel();
     }
 }
 
-/// What is posted, oldest first.
+/// Posted READs, oldest first.
 type Posted = VecDeque<(Job, Landed, Option<Ticket>)>;
 
 fn run(mut incoming: Incoming, jobs: &Receiver<Job>, hook: Hook) {
@@ -99,7 +101,7 @@ fn run(mut incoming: Incoming, jobs: &Receiver<Job>, hook: Hook) {
     }
 }
 
-/// Until one fails, and why; or until nobody gives any more.
+/// Fetches until a chunk fails, and returns the reason; or until there are no more jobs.
 fn fetch_all(incoming: &mut Incoming, jobs: &Receiver<Job>, posted: &mut Posted, hook: Hook) -> String {
     loop {
         while posted.len() < AHEAD {
@@ -127,7 +129,7 @@ fn fetch_all(incoming: &mut Incoming, jobs: &Receiver<Job>, posted: &mut Posted,
         let mut bytes = Vec::new();
         let mut taken = incoming.take(landed, *ticket, &mut bytes);
         if hook(Point::Fetched) == Fault::Damage {
-            // It lies in the ring no longer than until its room is given back.
+            // The damaged bytes stay in the ring only until their room is given back.
             taken = incoming
                 .damage(landed)
                 .and_then(|()| incoming.take(landed, None, &mut bytes));

@@ -1,8 +1,9 @@
 //! The source's ring, from which the destination reads chunks by RDMA, for one connection.
 //!
-//! A chunk is copied into the ring, and its fingerprints, taken of the same bytes, go over TLS. Its place is used again only when the
-//! destination has said that it has copied the chunk out. Until then the chunk's own bytes are kept: what does not come by RDMA, or comes
-//! damaged, is sent again by TLS, and only when the destination has said that it will not take it from the ring any more.
+//! A chunk is copied into the ring, and fingerprints of the same bytes go over TLS. Its place is reused only
+//! after the destination has said that it has copied the chunk out. Until then the chunk's own bytes are
+//! kept: a chunk that does not come by RDMA, or comes damaged, is sent again by TLS, once the destination has
+//! said that it will no longer take the chunk from the ring.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,15 +17,15 @@ use crate::wire::{Landing, Tag, ToDestination, frame};
 /// The longest chunk that goes by RDMA.
 pub const RUN_BYTES: u64 = 256 << 10;
 
-/// Of either ring: as many chunks as are in flight at most ([`verbatim_mirror::pace::MAX_DEPTH`]).
+/// Bytes of either ring: the most chunks in flight ([`verbatim_mirror::pace::MAX_DEPTH`]).
 pub const RING_BYTES: u64 = 32 * RUN_BYTES;
 
-/// A frame, and data that it was not copied into.
+/// A frame, and data that were not copied into it.
 pub type Frame = (Vec<u8>, Option<Arc<Vec<u8>>>);
 
 /// A chunk that the destination has not copied out yet.
 struct UnderWay {
-    /// The position behind it.
+    /// The ring's position behind the chunk.
     end: u64,
     tag: Tag,
     offset: u64,
@@ -36,12 +37,12 @@ pub struct Lending {
     outgoing: Outgoing<()>,
     device: Device,
     under_way: VecDeque<UnderWay>,
-    /// Nothing more goes by it.
+    /// Nothing more goes through the ring.
     is_over: bool,
 }
 
 impl Lending {
-    /// A ring, and what the other host must know. It takes a moment.
+    /// A ring, and the offer to the other host. It takes a moment.
     pub fn open(rnic: &Rnic) -> Result<(Self, Offer), verbatim_bulk::Error> {
         let device = rnic.open()?;
         let options = Options {
@@ -71,7 +72,7 @@ impl Lending {
         self.outgoing.accept(accepted)
     }
 
-    /// What is to be said of a chunk: where it lies in the ring, or all of it if it has no room there.
+    /// The message about a chunk: its place in the ring, or all of it if the ring has no room.
     pub fn put(&mut self, tag: Tag, offset: u64, data: Arc<Vec<u8>>) -> Frame {
         match self.lend(tag, offset, &data) {
             Some((landing, fingerprints)) => {
@@ -82,7 +83,8 @@ impl Lending {
         }
     }
 
-    /// The other host has copied out all before that position; how many bytes more. An error if that cannot be.
+    /// The other host has copied out all chunks before this position. Returns the bytes of the chunks that
+    /// this adds; an error for an impossible position.
     pub fn taken(&mut self, position: u64) -> io::Result<u64> {
         let freed = self.outgoing.freed(position);
         freed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -94,7 +96,8 @@ impl Lending {
         Ok(bytes)
     }
 
-    /// The other host will not take that chunk from the ring; what is to be said then. Nothing goes by the ring from now on.
+    /// The other host will not take this chunk from the ring. Returns the message that sends the chunk by
+    /// TLS. Nothing goes through the ring from now on.
     pub fn again(&mut self, tag: Tag) -> Option<Frame> {
         self.is_over = true;
         let at = self.under_way.iter().position(|one| one.tag == tag)?;
@@ -102,14 +105,14 @@ impl Lending {
         Some(whole(tag, offset, data))
     }
 
-    /// Whether its RNIC has gone since the last time. Nothing goes by the ring from then on.
+    /// Whether the RNIC has gone since the last call. Nothing goes through the ring from then on.
     pub fn has_gone(&mut self) -> bool {
         let has_gone = !self.is_over && self.device.is_gone();
         self.is_over |= has_gone;
         has_gone
     }
 
-    /// `None` if it has to go by TLS.
+    /// Puts a chunk into the ring; `None` if the chunk has to go by TLS.
     fn lend(&mut self, tag: Tag, offset: u64, data: &Arc<Vec<u8>>) -> Option<(Landing, Vec<u8>)> {
         if self.is_over || data.len() as u64 > RUN_BYTES {
             return None;

@@ -1,4 +1,5 @@
-//! The link to the destination: calls it again and again, sends what the engine wants sent, tells the engine what comes back.
+//! The link to the destination: calls it again and again, sends the engine's messages, and gives the engine
+//! the answers.
 
 use std::io;
 use std::sync::Arc;
@@ -20,20 +21,20 @@ use crate::transport::{Carriage, RNIC_LIMIT, Rnic, Transport};
 use crate::volume::Volume;
 use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
 
-/// So long a call may take until it is answered.
+/// Limit for a call to be answered.
 const CALL: Duration = Duration::from_secs(15);
 
-/// Between two calls, the first time and at most.
+/// Pause between two calls: the first, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A destination that is out of reach for so long is given up.
+/// Limit for a destination to be out of reach; then it is given up.
 const GIVE_UP: Duration = Duration::from_secs(600);
 
 /// Beginning of the refusal by a daemon that speaks only [`OLDEST`].
 const OLDER: &str = "this daemon speaks version 3,";
 
-/// Whom to call, and what about.
+/// A call to another daemon, and its subject.
 #[derive(Clone)]
 pub struct Call {
     /// All hosts.
@@ -42,18 +43,18 @@ pub struct Call {
     pub to: String,
     /// Its daemon's port.
     pub port: u16,
-    /// What is said first.
+    /// The first message.
     pub hello: Hello,
-    /// The version that the other daemon speaks, as far as is known.
+    /// The version of the other daemon, as far as is known.
     pub version: Arc<AtomicU32>,
     /// This host's RNIC.
     pub rnic: Rnic,
-    /// How chunks are to go.
+    /// Transport for the chunks.
     pub carriage: Carriage,
 }
 
 impl Call {
-    /// A connection on which a first message was sent.
+    /// A connection after the first message.
     async fn call(
         &self,
         purpose: Purpose,
@@ -107,7 +108,7 @@ impl Call {
             .with_context(|| format!("cannot reach {}", self.to))
     }
 
-    /// A second connection, for the chunks of the one with that name, which was welcomed.
+    /// A second connection, for the chunks of the welcomed connection of this name.
     async fn open_beside(&self, link: u128) -> anyhow::Result<Chunks> {
         let call = self.clone();
         let connect = async move {
@@ -122,7 +123,7 @@ impl Call {
         self.version.load(Ordering::Relaxed) >= VERSION
     }
 
-    /// Asks once.
+    /// Asks once whether the destination has committed.
     pub async fn ask(&self) -> anyhow::Result<Answer> {
         match self.open(None, 0).await?.1 {
             ToSource::Answer(answer) => Ok(answer),
@@ -166,8 +167,8 @@ impl Call {
         }
     }
 
-    /// Keeps a link for that volume until its migration is over. Why the destination will not have it goes to
-    /// `refused`. `allocated`: its allocated bytes here.
+    /// Keeps a link for this volume until its migration is over. A refusal by the destination goes to
+    /// `refused`. `allocated`: the volume's allocated bytes here.
     pub async fn keep(
         self,
         volume: Arc<Volume>,
@@ -221,7 +222,7 @@ impl Call {
                             .map_err(anyhow::Error::from),
                             Err(error) => Err(error),
                         };
-                        // What has failed once is not tried again in this move.
+                        // A way that has failed once is not tried again in this move.
                         carriage = volume.carriage().unwrap_or(carriage);
                         if let Err(error) = exchanged {
                             tracing::info!("the link to {} has ended: {error:#}", self.to);
@@ -229,7 +230,7 @@ impl Call {
                         since = Instant::now();
                     }
                     Ok((_, ToSource::Refused(why))) => {
-                        // Nobody listens if the migration is over.
+                        // The receiver is gone if the migration is over.
                         let _ = refused.send(why);
                         return volume.event(Event::Cancel);
                     }
@@ -281,7 +282,7 @@ async fn asked<T: Send + 'static>(
     }
 }
 
-/// The ring, if the other host has made one, too.
+/// The ring, if the other host has made one as well.
 async fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> Option<Lending> {
     let mut lending = lending?;
     let failed = match rings {
@@ -299,13 +300,13 @@ async fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriag
     None
 }
 
-/// How chunks leave.
+/// The way of chunks.
 enum Way {
     Ring(Box<Lending>),
     Beside(Chunks),
 }
 
-/// One connection, until it ends.
+/// Serves one connection, until it ends.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     volume: &Arc<Volume>,
@@ -318,7 +319,7 @@ async fn exchange(
     let (sender, outgoing) = unbounded_channel();
     let has_ring = matches!(way, Way::Ring(_));
     let mut chunks = match way {
-        // It keeps nothing open: when the engine gives the connection up, that ends.
+        // The thread keeps nothing open: when the engine gives the connection up, the connection ends.
         Way::Ring(lending) => Chunks::by_ring(*lending, sender.downgrade())?,
         Way::Beside(chunks) => chunks,
     };
@@ -330,7 +331,7 @@ async fn exchange(
         result = read(BufReader::new(reader), volume, number, has_ring.then_some(&jobs), hook) => result,
     };
     volume.link_down(number);
-    // If the RNIC hangs, a thread of its own goes on with that: the ring's content is no longer trusted.
+    // If the RNIC hangs, a thread of its own waits for it: the ring's content is no longer trusted.
     if tokio::time::timeout(RNIC_LIMIT, chunks.end()).await.is_err() {
         volume.carries(|carriage| {
             carriage.fall_back("the RNIC of this host does not let go of the ring".to_owned())
@@ -356,7 +357,7 @@ async fn write(
                 }
             }
             Outgoing::Chunk { tag, offset, data } => {
-                // If nobody takes it, the connection's end is told soon.
+                // Without a receiver, the connection's end is reported soon.
                 let _ = jobs.send(Job::Put { tag, offset, data });
             }
             Outgoing::Carried(bytes) => volume.carries(|carriage| carriage.rdma_bytes += bytes),
@@ -369,7 +370,7 @@ async fn write(
     Ok(())
 }
 
-/// `ring`: by which its thread is told.
+/// `ring`: the queue of the ring's thread.
 async fn read(
     mut reader: impl AsyncRead + Unpin,
     volume: &Arc<Volume>,
@@ -379,7 +380,7 @@ async fn read(
 ) -> io::Result<()> {
     loop {
         let (message, _) = wire::receive::<ToSource>(&mut reader).await?;
-        // If nobody takes a job, the connection's end is told soon.
+        // Without a receiver for a job, the connection's end is reported soon.
         match (message, ring) {
             (ToSource::Taken(position), Some(ring)) => {
                 let _ = ring.send(Job::Taken(position));

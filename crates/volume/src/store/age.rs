@@ -1,8 +1,11 @@
-//! How often the sidecar of a copy was written, kept with the data: a sidecar that comes from a backup says less (`verbatim_mirror::opening::age`).
+//! Number of writes of a copy's sidecar, kept with the data: a sidecar from a backup has a lower number
+//! (`verbatim_mirror::opening::age`).
 //!
-//! The extended attribute with the mark of the file has it, behind the mark: a second attribute would take a block of its own. Where a file system keeps none there is no number,
-//! and block devices have none. It is not made durable by itself, since that would flush all that clients have written: a power failure takes at most the last seconds of
-//! it, and then nothing is found that is not there.
+//! The number is in the extended attribute of the file's mark, behind the mark: a second attribute would take
+//! a block of its own. A file system without extended attributes keeps no number, and neither does a block
+//! device. The number is not synced by itself, since that would flush all data that clients have written. A
+//! power failure undoes at most its last seconds; then an old sidecar may pass for the current one, but never
+//! the current one for an old one.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +19,7 @@ use super::identity::MARK;
 /// The longest attribute.
 const LONGEST: usize = 64;
 
-/// Part of the volume's id: of another volume's data nothing is said.
+/// Part of the volume's id, so that data of another volume have no number for this one.
 fn tag(id: VolumeId) -> String {
     format!("{:08x}", id.0 as u32)
 }
@@ -30,7 +33,7 @@ fn parse(text: &[u8], id: VolumeId) -> Option<u64> {
         .flatten()
 }
 
-/// What the data at that path have seen of that volume's sidecar.
+/// The number of this volume's sidecar that the data at this path have seen.
 pub fn at(path: &Path, id: VolumeId) -> Option<u64> {
     let mut text = [0; LONGEST];
     let length = rustix::fs::getxattr(path, MARK, &mut text).ok()?;
@@ -44,7 +47,7 @@ pub fn of(file: &File, id: VolumeId) -> Option<u64> {
     parse(&text[..length], id)
 }
 
-/// Notes it behind the mark.
+/// Notes the number behind the mark.
 pub fn note(file: &File, id: VolumeId, number: u64) -> io::Result<()> {
     let mark = super::identity::mark(file).ok_or(io::ErrorKind::Unsupported)?;
     let text = format!("{mark} {number:x} {}", tag(id));
@@ -70,7 +73,7 @@ mod tests {
         assert!(note(&file, id, 1).is_err(), "there is no mark");
         Identity::mark(&file);
         let Some(before) = mark(&file) else {
-            // Its file system keeps none.
+            // The file system keeps no extended attributes.
             return;
         };
         assert_eq!(at(&path, id), None);
@@ -80,7 +83,7 @@ mod tests {
             assert_eq!(at(&path, other), None);
             assert_eq!(mark(&file).as_ref(), Some(&before), "it is the same file");
         }
-        // Data that are made anew have another mark.
+        // New data have another mark.
         Identity::mark(&file);
         assert_eq!(at(&path, id), None);
     }

@@ -16,7 +16,7 @@ const SIGNATURES: [(&str, u64, &[u8]); 12] = [
     ("swap space", 4086, b"SWAPSPACE2"),
     ("an ISO 9660 file system", 0x8001, b"CD001"),
     ("a Btrfs file system", 0x1_0040, b"_BHRfS_M"),
-    // Last, since other contents have a boot sector, too.
+    // Last, since other contents have a boot sector as well.
     ("a boot sector or partition table", 510, &[0x55, 0xaa]),
 ];
 

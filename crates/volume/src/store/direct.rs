@@ -9,18 +9,18 @@ use std::sync::OnceLock;
 use rustix::fs::{Advice, AtFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Alignment of direct reads. A disk with larger blocks refuses them, and is read in the other way.
+/// Alignment of direct reads. A disk with larger blocks refuses them; then pages are dropped instead.
 const ALIGNMENT: usize = 4096;
 
 /// The same file or device, opened once more.
 #[derive(Debug, Default)]
 pub struct Direct {
-    /// `None` if its file system knows no direct reads.
+    /// `None` if its file system has no direct reads.
     file: OnceLock<Option<File>>,
 }
 
 impl Direct {
-    /// Fills `data` from the disk. What is written but not on the disk yet goes there first. An error where that cannot be done.
+    /// Fills `data` from the disk. Dirty pages are written back first. An error if that is not possible.
     pub fn read(
         &self,
         file: &File,
@@ -35,7 +35,7 @@ impl Direct {
         read_dropped(file, offset, data, flush)
     }
 
-    /// The same, where the page cache is left as it is. EINVAL where its file system cannot do that.
+    /// The same, without a change to the page cache. EINVAL if the file system has no direct reads.
     pub fn read_past(&self, file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
         match self.file.get_or_init(|| open(file)) {
             Some(direct) => read_aligned(direct, offset, data),
@@ -78,14 +78,14 @@ fn read_aligned(file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Without direct reads: what the page cache has of it is dropped, and it is looked whether it has gone.
+/// Without direct reads: drops the pages from the page cache, and checks that they are gone.
 fn read_dropped(
     file: &File,
     offset: u64,
     data: &mut [u8],
     flush: impl Fn() -> io::Result<()>,
 ) -> io::Result<()> {
-    // By whoever deals with a failure: the kernel tells it once.
+    // `flush` also handles a failure: the kernel reports it once.
     flush()?;
     let length = std::num::NonZeroU64::new(data.len() as u64);
     rustix::fs::fadvise(file, offset, length, Advice::DontNeed)?;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sys;
 
-/// The extended attribute with the mark of a file; behind it there may be more ([`super::age`]).
+/// The extended attribute with the mark of a file; more may follow it ([`super::age`]).
 pub(super) const MARK: &str = "user.verbatim.volume";
 
 /// The name of a partition's number.
@@ -24,7 +24,7 @@ const PARTITION: &str = "partition";
 pub enum Identity {
     /// A regular file.
     File {
-        /// A random number in an extended attribute, if its file system has such.
+        /// A random number in an extended attribute, if its file system has such attributes.
         #[serde(default)]
         mark: Option<String>,
         /// The UUID of its file system.
@@ -77,7 +77,7 @@ impl Identity {
         }
     }
 
-    /// Whether it can tell the file or device from another one.
+    /// Whether this identity tells the file or device from another one.
     pub fn tells_it(&self) -> bool {
         match self {
             Self::File { mark, handle, .. } => mark.is_some() || handle.is_some(),
@@ -145,7 +145,7 @@ fn compare_names(noted: &BTreeMap<String, String>, now: &BTreeMap<String, String
     }
 }
 
-/// Of an open file.
+/// The mark of an open file.
 pub(super) fn mark(file: &File) -> Option<String> {
     let mut bytes = [0; 64];
     let length = rustix::fs::fgetxattr(file, MARK, &mut bytes).ok()?;
@@ -200,7 +200,7 @@ fn names_of(number: u64) -> BTreeMap<String, String> {
     names
 }
 
-/// Of a loop device: the identity of its file.
+/// The identity of a loop device's backing file.
 fn backing_file(path: &Path) -> Option<String> {
     let file = File::open(path).ok()?;
     match Identity::of(&file).ok()? {
@@ -251,7 +251,7 @@ mod tests {
             noted.compare(&file(Some("m"), Some("g"), Some("i"))),
             Match::Restored
         );
-        // Whoever has taken the mark away has left the file.
+        // A file without a mark is the same if its handle is.
         assert_eq!(noted.compare(&file(None, Some("f"), Some("h"))), Match::Same);
         for other in [
             file(None, Some("f"), Some("i")),

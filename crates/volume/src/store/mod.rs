@@ -30,11 +30,11 @@ use direct::Direct;
 pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
 use trust::{Belief, Marker, Trust};
 
-/// Zeros that are written where the file system cannot make them.
+/// Zeros that are written if the file system cannot make them.
 const ZEROS: usize = 256 << 10;
 
-/// Of what can wait, in one call. Many kernels take no processor from a thread within a call, however urgent others are, and one that writes 256 KiB takes up to
-/// 0.8 ms.
+/// Bytes of a copy in one call. Many kernels do not preempt a thread within a call, however urgent others
+/// are, and a call that writes 256 KiB takes up to 0.8 ms.
 const PIECE: usize = 32 << 10;
 
 /// File systems (statfs(2)) that refuse a write for lack of room before they accept any of it, so that no
@@ -60,10 +60,10 @@ pub struct Store {
     /// Whether a write that is refused for lack of room leaves earlier writes intact.
     refuses_cleanly: bool,
     trust: Trust,
-    /// All of it had its place on the disk from the beginning.
+    /// All data were allocated on the disk from the beginning.
     is_preallocated: AtomicBool,
     direct: Direct,
-    /// Its file system can say that a read would wait.
+    /// The file system can tell that a read would wait.
     reads_at_once: AtomicBool,
     quick: Quick,
 }
@@ -113,7 +113,7 @@ impl Store {
         }
     }
 
-    /// Makes it at least that long, durably. Longer data stay as they are.
+    /// Makes the data at least this long, durably. Longer data stay as they are.
     pub fn reach(&self, length: u64) -> io::Result<()> {
         let size = self.size()?;
         if size >= length {
@@ -125,7 +125,7 @@ impl Store {
             )));
         }
         self.file.set_len(length)?;
-        // What a tenant has written is flushed along, and a failure of that is told once.
+        // This also flushes writes of the tenant, and the kernel reports their failure once.
         self.trust.flush(|| self.file.sync_all())
     }
 
@@ -135,7 +135,7 @@ impl Store {
         !self.is_device && blocks * 512 >= length
     }
 
-    /// All of it had its place on the disk from the beginning.
+    /// Notes that all data were allocated on the disk from the beginning.
     pub fn is_preallocated(&self) {
         self.is_preallocated.store(true, Ordering::Relaxed);
     }
@@ -194,7 +194,7 @@ impl Store {
         self.file.read_exact_at(data, offset)
     }
 
-    /// The same if the page cache has all of it; nothing where somebody should wait for the disk.
+    /// The same if the page cache has all of it; `None` if the read would wait for the disk.
     pub fn read_at_once(&self, offset: u64, data: &mut [u8]) -> Option<io::Result<()>> {
         if !self.reads_at_once.load(Ordering::Relaxed) {
             return None;
@@ -205,19 +205,19 @@ impl Store {
             Ok(read) if read == length => Some(Ok(())),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
             Err(_) => {
-                // Whatever it was, a read that may wait says it, too.
+                // A read that may wait reports the same error.
                 self.reads_at_once.store(false, Ordering::Relaxed);
                 None
             }
         }
     }
 
-    /// Writes all of it if that is not likely to take long; nothing where somebody should wait for the disk.
+    /// Writes all data if that is not likely to take long; `None` otherwise.
     pub fn write_at_once(&self, offset: u64, data: &[u8]) -> Option<io::Result<()>> {
         self.quick.try_it(|| self.write(offset, data))
     }
 
-    /// Writes all of it.
+    /// Writes all data.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.trust.check()?;
         self.failing(self.file.write_all_at(data, offset))
@@ -228,8 +228,9 @@ impl Store {
         self.direct.read(&self.file, offset, data, || self.flush())
     }
 
-    /// The first flush of a process that comes after one which was killed in a flush: that one may have failed, and the kernel does not say so again. It has failed where the
-    /// disk has something else than the page cache; of a block device that has nothing left. Until that is known the note stays.
+    /// The first flush after an earlier process was killed during one: that flush may have failed, and the
+    /// kernel does not report it again. The flush counts as failed if the disk differs from the page cache. A
+    /// block device has no page cache left to compare. The note stays until the result is known.
     pub fn flush_and_compare(&self, length: u64, path: &Path) -> io::Result<()> {
         tracing::warn!(
             "{}: a daemon was ended while it flushed; what the page cache has of it is compared with the disk",
@@ -249,12 +250,13 @@ impl Store {
         })
     }
 
-    /// How often the sidecar of that volume's copy was written, as far as its data have seen. None where they do not keep that.
+    /// The number of writes of this volume's sidecar that the data have seen; `None` if the data keep no
+    /// number.
     pub fn seen(&self, id: VolumeId) -> Option<u64> {
         age::of(&self.file, id)
     }
 
-    /// They have seen that.
+    /// Shows this number to the data.
     pub fn sees(&self, id: VolumeId, number: u64) {
         if self.is_device || self.seen(id).is_some_and(|seen| seen >= number) {
             return;
@@ -264,7 +266,8 @@ impl Store {
         }
     }
 
-    /// Whether the disk has what the page cache has of the first `length` bytes; nothing is dropped. An error where that cannot be said.
+    /// Whether the disk has the same content as the page cache, in the first `length` bytes; nothing is
+    /// dropped. An error if that cannot be determined.
     pub fn is_as_cached(&self, length: u64) -> io::Result<bool> {
         let mut is_same = true;
         resident::for_each(&self.file, length, |offset, bytes| {
@@ -289,19 +292,19 @@ impl Store {
         done
     }
 
-    /// As [`Store::read`], for what can wait: a thread with something urgent gets the processor between two pieces.
+    /// As [`Store::read`], for copies: a thread with something urgent gets the processor between two pieces.
     pub fn read_in_pieces(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let mut pieces = (offset..).step_by(PIECE).zip(data.chunks_mut(PIECE));
         pieces.try_for_each(|(offset, piece)| self.read(offset, piece))
     }
 
-    /// As [`Store::write`], in the same way.
+    /// As [`Store::write`], also in pieces.
     pub fn write_in_pieces(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut pieces = (offset..).step_by(PIECE).zip(data.chunks(PIECE));
         pieces.try_for_each(|(offset, piece)| self.write(offset, piece))
     }
 
-    /// Zeros, allocated or not. What is read afterwards is zero in any case.
+    /// Writes zeros, allocated or not. Later reads return zeros in either case.
     pub fn zero(&self, offset: u64, length: u64, may_free: bool) -> io::Result<()> {
         self.trust.check()?;
         self.failing(self.zero_now(offset, length, may_free))

@@ -41,7 +41,7 @@ pub struct Expected<'a> {
     pub belief: Belief,
     /// Place of the mark for suspect data.
     pub marker: Option<Marker>,
-    /// What is done before anything is read.
+    /// The step before anything is read.
     pub first: First,
 }
 
@@ -59,24 +59,24 @@ pub struct Opened {
 /// The reason why the data of a copy cannot be opened. None is a reason to make new ones.
 #[derive(Debug)]
 pub enum Lack {
-    /// There is nothing.
+    /// There is no file or device.
     Missing(PathBuf),
     /// Another process uses them.
     Taken(PathBuf),
     /// The file or device is not the noted one.
     Other(PathBuf, String),
-    /// It is shorter than the volume.
+    /// The data are shorter than the volume.
     Short {
         /// The path.
         path: PathBuf,
-        /// Its bytes.
+        /// The length of the data in bytes.
         size: u64,
-        /// The volume's.
+        /// The length of the volume in bytes.
         length: u64,
     },
-    /// They have seen a later sidecar than the one here.
+    /// The data have seen a later sidecar than the one here.
     Later(PathBuf),
-    /// The system says so.
+    /// A system call has failed.
     Failed(PathBuf, io::Error),
 }
 
@@ -118,7 +118,7 @@ impl Store {
         let file = open(path, metadata.file_type().is_block_device()).map_err(|error| lack(path, error))?;
         let metadata = file.metadata().map_err(failed)?;
         let is_device = metadata.file_type().is_block_device();
-        // A suspect copy is read, and rescued, also where its device takes no writes any more.
+        // A suspect copy is read, and rescued, also if its device no longer takes writes.
         if is_device && expected.belief != Belief::Suspect {
             takes_writes(&file).map_err(failed)?;
         }
@@ -179,7 +179,7 @@ impl Store {
         }
         let store = Store::new(file, false, expected.belief, expected.marker).map_err(failed)?;
         if expected.belief == Belief::Sound {
-            // What an earlier process has written may have failed since: then this is the one that hears of it.
+            // Writes of an earlier process may have failed since: this flush then gets the error.
             let flushed = match expected.first {
                 First::Nothing => store.flush(),
                 First::FlushAndCompare => store.flush_and_compare(expected.length, path),
@@ -195,7 +195,8 @@ impl Store {
         })
     }
 
-    /// Makes the data of a volume of that length, for the owner of this process only. An error leaves nothing that was not there before.
+    /// Makes the data of a volume of this length, for the owner of this process only. An error leaves nothing
+    /// new behind.
     pub fn make(path: &Path, length: u64, making: Making, marker: Option<Marker>) -> anyhow::Result<Self> {
         let shown = path.display();
         let (file, is_fresh) = match path.metadata() {
@@ -211,18 +212,18 @@ impl Store {
         claim(&file, is_device).with_context(taken(path))?;
         let made = finish((file, is_fresh), path, length, making, marker);
         if made.is_err() && is_fresh {
-            // It was made a moment ago, by this very call.
+            // This very call made the file.
             let _ = std::fs::remove_file(path);
         }
         made
     }
 
-    /// One in a new file, for tests.
+    /// A store in a new file, for tests.
     pub fn new_file(path: &Path, length: u64) -> anyhow::Result<Self> {
         Self::make(path, length, Making::Over, None)
     }
 
-    /// Its identity.
+    /// The identity of the data.
     pub fn identity(&self) -> io::Result<Identity> {
         Identity::of(&self.file)
     }
@@ -282,7 +283,7 @@ pub fn takes_writes(device: &File) -> io::Result<()> {
     }
 }
 
-/// Claims it as long as it is open.
+/// Claims the file as long as it is open.
 fn claim(file: &File, is_device: bool) -> io::Result<()> {
     if is_device {
         return Ok(());
@@ -304,7 +305,7 @@ fn claim(file: &File, is_device: bool) -> io::Result<()> {
     }
 }
 
-/// Makes it private to its owner.
+/// Makes the file private to its owner.
 fn keep_private(file: &File, path: &Path) {
     let mode = file.metadata().map(|metadata| metadata.mode());
     if mode.is_ok_and(|mode| mode & 0o077 != 0)
@@ -368,7 +369,7 @@ fn take(path: &Path, metadata: &std::fs::Metadata, length: u64, making: Making) 
     }
 }
 
-/// Nothing was written to it.
+/// Whether nothing was written to the file.
 fn is_empty(file: &File) -> bool {
     let data = rustix::fs::seek(file, SeekFrom::Data(0));
     matches!(data, Err(Errno::NXIO))
@@ -391,7 +392,7 @@ fn create(path: &Path) -> anyhow::Result<File> {
     created.with_context(|| format!("cannot make {shown}"))
 }
 
-/// An error for a folder in which device nodes come and go: a file would be in memory there, and in their way.
+/// An error for a folder of device nodes: a file would be in memory there, and in the way of a node.
 pub fn is_no_place_of_devices(folder: &Path, path: &Path) -> anyhow::Result<()> {
     let number = |path: &Path| path.metadata().map(|metadata| metadata.dev()).ok();
     let is_in_dev = folder
@@ -495,7 +496,7 @@ mod tests {
         }
         Store::make(&path, 12_288, Making::Over, None).expect("taken");
         assert_eq!(path.metadata().expect("there").len(), 12_288);
-        // What a process has left that was ended while it made one.
+        // The remains of a process that ended while it made the file.
         let own = folder.path().join("own");
         File::create(&own).expect("made").set_len(100).expect("longer");
         let store = Store::make(&own, 4096, Making::Own, None).expect("taken");

@@ -1,4 +1,4 @@
-//! Which part of a file the page cache has.
+//! Parts of a file that are in the page cache.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,14 @@ use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// So much is looked at in one piece.
+/// Bytes of the file that are mapped at a time.
 const WINDOW: u64 = 1 << 30;
 
-/// What is compared in one piece, at most.
+/// Most bytes of one part.
 const PIECE: u64 = 256 << 10;
 
-/// Calls that with each part that the page cache has of the first `length` bytes, at most [`PIECE`] at a time, until one fails.
+/// Calls `what` with each part of the first `length` bytes that is in the page cache, at most [`PIECE`] at a
+/// time, until one call fails.
 pub fn for_each(
     file: &File,
     length: u64,
@@ -37,7 +38,7 @@ pub fn for_each(
     Ok(())
 }
 
-/// Whether each page is there (mincore(2)).
+/// Whether each page is in the page cache (mincore(2)).
 fn pages(file: &File, start: u64, length: u64) -> io::Result<Vec<bool>> {
     let length = length as usize;
     let page = rustix::param::page_size();

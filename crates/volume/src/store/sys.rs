@@ -1,4 +1,4 @@
-//! Calls for which the libraries have no safe form: the lock of a file, and its identity.
+//! System calls without a safe form in the libraries: the lock of a file, and its identity.
 
 use std::fs::File;
 use std::io;
@@ -48,7 +48,8 @@ pub fn file_system(file: &File) -> Option<[u8; 16]> {
     (got == 0 && uuid.length == 16).then_some(uuid.bytes)
 }
 
-/// The handle of a file (name_to_handle_at(2)), which no other file of its file system has or will have: its kind, and its bytes.
+/// The handle of a file (name_to_handle_at(2)): its kind, and its bytes. No other file of the file system has
+/// or will have the same.
 pub fn handle(file: &File) -> Option<(i32, Vec<u8>)> {
     let mut handle = Handle {
         bytes: LARGEST_HANDLE as u32,

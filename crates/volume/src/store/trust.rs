@@ -1,4 +1,4 @@
-//! Whether the data of a copy can be believed: `verbatim_mirror::trust` has the rules, and here they are carried out.
+//! Trust in the data of a copy. The rules are in `verbatim_mirror::trust`; this module carries them out.
 //!
 //! When a flush fails, Linux may mark the pages that it could not write as clean, and keep them: reads return
 //! the new data until the pages leave the page cache. No later flush reports the failure, by any descriptor.
@@ -16,7 +16,8 @@ use verbatim_mirror::{Extent, Failure, Op};
 use super::under_way::UnderWay;
 use crate::faults::{Hook, Point};
 
-/// The file in a volume's folder that has one of these names. It is there before it is needed: on a disk that is full a file can be renamed, and not made.
+/// The two names of one file in a volume's folder. The file exists before a failure: on a full disk a file
+/// can be renamed, but not made.
 const SOUND: &str = "data.sound";
 const SUSPECT: &str = "data.broken";
 
@@ -30,7 +31,8 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// In the volume's folder, and at that path of the runtime folder. The hook is called when a failure is known, and not noted yet.
+    /// A marker in the volume's folder, and at this path of the runtime folder. The hook is called when a
+    /// failure is known and not noted yet.
     pub fn new(folder: &Path, runtime: PathBuf, hook: Hook) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -39,18 +41,19 @@ impl Marker {
         }
     }
 
-    /// Where it is noted that a flush is under way.
+    /// The path of the note that a flush is in progress.
     fn under_way(&self) -> PathBuf {
         self.runtime.with_extension("flushing")
     }
 
-    /// The volume is gone.
+    /// Removes the note: the volume is gone.
     pub fn discard(&self) {
-        // It says nothing to whoever comes.
+        // A note that stays means nothing to a later volume.
         let _ = fs::remove_file(self.under_way());
     }
 
-    /// Whether a flush was under way when the process ended that had the copy before, and the machine was not started since.
+    /// Whether a flush was in progress when an earlier process with this copy ended, since the last start of
+    /// the machine.
     pub fn was_cut_off(&self) -> bool {
         UnderWay::was_cut_off(&self.under_way())
     }
@@ -123,7 +126,7 @@ pub enum Belief {
 #[derive(Debug)]
 struct Inner {
     trust: trust::Trust,
-    /// Of a copy that is not suspect: all of it is being written over.
+    /// All data of a copy that is not suspect are being overwritten.
     is_rewritten: bool,
     /// Flushes that have begun.
     begun: u64,
@@ -135,7 +138,7 @@ struct Inner {
 #[derive(Debug)]
 pub struct Trust {
     inner: Mutex<Inner>,
-    /// A flush has ended.
+    /// Notified when a flush has ended.
     flushed: Condvar,
     marker: Option<Marker>,
     under_way: Option<UnderWay>,
@@ -144,7 +147,8 @@ pub struct Trust {
 /// Any change.
 const CHANGE: Op = Op::Change(Extent { offset: 0, length: 1 });
 
-/// Whether that is carried out. Nobody waits here: that a copy is suspect is written down under the lock.
+/// Whether the operation may go on. It never waits here: the mark of a suspect copy is written under the
+/// lock.
 fn may(trust: &trust::Trust, op: Op) -> io::Result<()> {
     match trust.may(op) {
         May::Go => Ok(()),
@@ -154,7 +158,7 @@ fn may(trust: &trust::Trust, op: Op) -> io::Result<()> {
 }
 
 impl Trust {
-    /// Of a copy that was just opened.
+    /// Trust in a copy that was just opened.
     pub fn new(belief: Belief, marker: Option<Marker>) -> Self {
         let under_way = marker.as_ref().and_then(|marker| {
             let noted = UnderWay::open(&marker.under_way());
@@ -200,7 +204,7 @@ impl Trust {
         inner.is_rewritten = belief == Belief::Rewritten;
     }
 
-    /// All of it was written again, and flushed.
+    /// All data were written again, and flushed.
     pub fn is_whole(&self) {
         self.lock().is_rewritten = false;
     }
@@ -226,8 +230,9 @@ impl Trust {
         may(&self.lock().trust, CHANGE)
     }
 
-    /// Has the disk flushed after this was called, by one thread for all that wait. The kernel tells one of several flushes of an error that concerns all, so they
-    /// go one after the other. That one is under way is noted until its result is dealt with: it costs two writes to memory.
+    /// Flushes the disk after the call began, by one thread for all that wait. The kernel reports an error
+    /// that concerns all flushes to one of them only, so they go one after the other. A note says that a
+    /// flush is in progress until its result is handled: this costs two writes to memory.
     pub fn flush(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let mut inner = self.lock();
         let wanted = inner.begun + 1;
@@ -341,7 +346,7 @@ mod tests {
     fn an_error_that_one_of_many_flushes_hears_is_heard_by_all_of_them() {
         for _ in 0..50 {
             let trust = Arc::new(Trust::new(Belief::Sound, None));
-            // The first that asks the kernel is told, and no other.
+            // The kernel reports the error to the first flush, and to no other.
             let asked = Arc::new(AtomicU64::new(0));
             let threads: Vec<_> = (0..4)
                 .map(|_| {

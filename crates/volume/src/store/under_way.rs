@@ -1,20 +1,21 @@
-//! The note that a flush is under way, for the process that comes after one that was killed meanwhile.
+//! The note that a flush is in progress, for the next process if this one is killed meanwhile.
 //!
-//! It lies in the runtime folder, and is never made durable: it is to live as long as the page cache does, which outlives processes and no kernel. A flush
-//! costs two writes of one byte to memory; its file has its room from the beginning.
+//! The note is in the runtime folder and never synced: it has to live as long as the page cache, which
+//! outlives processes but no kernel. A flush costs two writes of one byte to memory; the file's room is
+//! allocated from the beginning.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Names this start of the machine.
+/// The identity of this start of the machine.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Where the byte is, behind the name of the start.
+/// Position of the byte, behind the identity of the start.
 const AT: u64 = 40;
 
-/// An open one.
+/// An open note.
 #[derive(Debug)]
 pub struct UnderWay {
     file: File,
@@ -25,7 +26,7 @@ fn boot() -> io::Result<String> {
 }
 
 impl UnderWay {
-    /// Whether it is there, and of this start of the machine.
+    /// Whether the note is set, by a process of this start of the machine.
     pub fn was_cut_off(path: &Path) -> bool {
         let (Ok(note), Ok(boot)) = (std::fs::read(path), boot()) else {
             return false;
@@ -33,7 +34,7 @@ impl UnderWay {
         note.starts_with(boot.as_bytes()) && note.get(AT as usize) == Some(&b'1')
     }
 
-    /// Makes one that says what there says already, if that is of this start.
+    /// Opens the note. It keeps its value if it is of this start of the machine.
     pub fn open(path: &Path) -> io::Result<Self> {
         let is_cut_off = Self::was_cut_off(path);
         let mut open = OpenOptions::new();
@@ -46,9 +47,9 @@ impl UnderWay {
         Ok(Self { file })
     }
 
-    /// One is, or is dealt with.
+    /// Sets the note when a flush begins, and clears it when the result is handled.
     pub fn set(&self, is: bool) {
-        // It has its room. Where even memory fails, what it says is not worse than nothing.
+        // The room is allocated. If even a write to memory fails, the old value is no worse than none.
         let _ = self.file.write_all_at(&[if is { b'1' } else { b'0' }], AT);
     }
 }

@@ -1,4 +1,5 @@
-//! What a front end's messages ask for. It may say anything at any time: what cannot be is refused, which ends its connection.
+//! Requests of a front end's messages. A front end may send anything at any time: impossible requests are
+//! refused, which ends the connection.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +23,7 @@ use super::request::ID;
 use super::ring::{Ends, Ring, Running, call};
 use crate::volume::Volume;
 
-/// What a message does that is not offered.
+/// The refusal of a feature that was not offered.
 const NOT_OFFERED: Error = Error::InvalidOperation("it was not offered");
 
 /// A queue as the front end has described it so far.
@@ -49,7 +50,7 @@ impl Vring {
     }
 }
 
-/// One front end. Dropped, its queues have stopped, and nothing of it is under way.
+/// One front end. When dropped, its queues stop, and none of its requests is in flight.
 pub struct Backend {
     volume: Arc<Volume>,
     length: Arc<Length>,
@@ -65,7 +66,7 @@ fn refused(why: impl Into<String>) -> Error {
 }
 
 impl Backend {
-    /// For that volume, whose size is kept up to date there.
+    /// A front end of this volume, whose size `length` has.
     pub fn new(volume: Arc<Volume>, name: &str, length: Arc<Length>) -> Self {
         let mut id = [0; ID];
         let letters = name.len().min(ID);
@@ -85,20 +86,20 @@ impl Backend {
         self.vrings.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
 
-    /// Whether all queues that were described work, and there are some.
+    /// Whether there are described queues, and all of them work.
     pub fn works(&self) -> bool {
         let mut described = self.vrings.iter().filter(|vring| vring.kick.is_some()).peekable();
         described.peek().is_some() && described.all(|vring| vring.running.is_some())
     }
 
-    /// Nothing of it is under way afterwards.
+    /// Stops all queues. None of their requests is in flight afterwards.
     pub fn stop(&mut self) {
         for vring in &mut self.vrings {
             vring.stop();
         }
     }
 
-    /// Has a queue work if it is described, started and enabled.
+    /// Starts a queue if it is described, started and enabled.
     fn start(&mut self, index: u32) -> Result<()> {
         let is_durable = self.features & FLUSH == 0;
         let knows_events = self.features & EVENT_IDX != 0;
@@ -196,7 +197,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
             self.features = features;
         }
         if features & PROTOCOL_FEATURES == 0 {
-            // Nobody will enable them.
+            // Without protocol features there is no message that enables queues.
             for vring in &mut self.vrings {
                 vring.is_enabled = true;
             }
@@ -273,7 +274,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
         match &vring.running {
             Some((_, ends)) => {
                 *ends.call.lock().expect("no panic under this lock") = file;
-                // What was said to the one before may not have been heard.
+                // Earlier calls may have gone unheard.
                 call(&ends.call);
             }
             None => vring.call = file,

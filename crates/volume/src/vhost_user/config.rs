@@ -1,4 +1,4 @@
-//! What the disk can do: features, and the configuration space.
+//! Features of the disk, and its configuration space.
 
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_SEG_MAX,
@@ -22,19 +22,20 @@ const MAX_ZERO_SECTORS: u32 = u32::MAX >> 9;
 /// Segments of the data of a request: those of QEMU's usual queue of 128 descriptors, less head and status.
 const MAX_SEGMENTS: u32 = 126;
 
-/// The length of the space as the protocol has it at most (VHOST_USER_MAX_CONFIG_SIZE).
+/// The largest configuration space of the protocol (VHOST_USER_MAX_CONFIG_SIZE).
 const SPACE: usize = 256;
 
-/// Requests of a guest that has not this one are durable when they are answered (§5.2.6.2).
+/// FLUSH. Requests of a guest without it are durable when they are answered (§5.2.6.2).
 pub const FLUSH: u64 = 1 << VIRTIO_BLK_F_FLUSH;
 
-/// The guest says from which request on it is to be told.
+/// The guest tells from which request on it wants a notification.
 pub const EVENT_IDX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// The front end speaks of protocol features, and enables queues by messages (VHOST_USER_F_PROTOCOL_FEATURES).
+/// The front end negotiates protocol features, and enables queues by messages
+/// (VHOST_USER_F_PROTOCOL_FEATURES).
 pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// All that are offered.
+/// All offered features.
 pub const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_RING_F_INDIRECT_DESC
     | EVENT_IDX
@@ -47,7 +48,8 @@ pub const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
     | 1 << VIRTIO_BLK_F_DISCARD
     | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// A part of the configuration space (§5.2.4) of a disk of so many bytes; nothing where it reaches behind the end.
+/// A part of the configuration space (§5.2.4) of a disk with this many bytes; `None` if the part reaches
+/// behind the end.
 pub fn read(length: u64, offset: u32, size: u32) -> Option<Vec<u8>> {
     let mut space = [0; SPACE];
     let mut put = |at: usize, value: &[u8]| space[at..at + value.len()].copy_from_slice(value);
@@ -66,7 +68,7 @@ pub fn read(length: u64, offset: u32, size: u32) -> Option<Vec<u8>> {
         put(first, &MAX_ZERO_SECTORS.to_le_bytes());
         put(first + 4, &1u32.to_le_bytes());
     }
-    // What is discarded is best aligned so, in sectors.
+    // Alignment of a DISCARD, in sectors.
     put(44, &8u32.to_le_bytes());
     // WRITE_ZEROES may give space back.
     put(56, &[1]);

@@ -1,4 +1,4 @@
-//! A front end, and who waits for one.
+//! Front ends, and the listener for them.
 
 use std::fs::File;
 use std::io;
@@ -21,16 +21,17 @@ use crate::callers::{OF_MACHINE, accepted, descriptors};
 use crate::client;
 use crate::volume::Volume;
 
-/// Bytes of the head of a message: number, flags, length of what follows.
+/// Bytes of the head of a message: number, flags, length of the payload.
 const HEAD: usize = 12;
 
-/// The number of the message that brings the channel by which a front end is told something.
+/// The number of the message with the channel for messages to the front end.
 const SET_BACKEND_REQ_FD: u32 = 21;
 
 /// The most descriptors of one message.
 const MAX_FILES: usize = 32;
 
-/// Takes front ends of one volume. Dropped, it takes no more; the connection of the one that is there ends with the volume's.
+/// Accepts front ends of one volume. When dropped, it accepts no more; a present connection ends with the
+/// volume's.
 pub struct Server {
     socket: PathBuf,
     is_connected: Arc<AtomicBool>,
@@ -40,13 +41,13 @@ pub struct Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.task.abort();
-        // It may be gone, if somebody else has removed it.
+        // The file may be gone, if another program has removed it.
         let _ = std::fs::remove_file(&self.socket);
     }
 }
 
 impl Server {
-    /// On that listener, which is there at `socket`.
+    /// Takes front ends from this listener, whose path is `socket`.
     pub fn new(listener: UnixListener, socket: &Path, name: &str, volume: Arc<Volume>) -> Self {
         let is_connected = Arc::new(AtomicBool::new(false));
         let task = tokio::spawn(take(listener, name.to_owned(), volume, is_connected.clone()));
@@ -57,7 +58,7 @@ impl Server {
         }
     }
 
-    /// Where it is.
+    /// The path of the socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -68,14 +69,14 @@ impl Server {
     }
 }
 
-/// The front end that is there.
+/// The front end of the present connection.
 struct Current {
     stream: UnixStream,
     task: JoinHandle<()>,
 }
 
 impl Current {
-    /// Whether it has gone, and only what it has left under way is still waited for.
+    /// Whether it has left, and only its requests in flight remain.
     fn has_left(&self) -> bool {
         let mut ends = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         let now = rustix::time::Timespec::default();
@@ -83,7 +84,7 @@ impl Current {
     }
 }
 
-/// One at a time: the next one is let in when nothing of the one before is under way.
+/// Accepts one front end at a time: the next one when no request of the earlier one is in flight.
 async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_connected: Arc<AtomicBool>) {
     let mut current: Option<Current> = None;
     loop {
@@ -94,7 +95,7 @@ async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_conn
                 current = Some(before);
                 continue;
             }
-            // Nobody cancels it, and a panic is its own affair.
+            // The task is never cancelled, and a panic in it does not concern the next one.
             let _ = before.task.await;
         }
         let Some(held) = descriptors().take(OF_MACHINE, "a virtual machine") else {
@@ -149,10 +150,11 @@ async fn serve(stream: tokio::net::UnixStream, name: &str, volume: Arc<Volume>) 
     }
 }
 
-/// Hears what the front end says until it leaves.
+/// Handles the front end's messages until it leaves.
 fn listen(stream: UnixStream, volume: Arc<Volume>, name: &str, length: &Arc<Length>) -> io::Result<()> {
     let backend = Arc::new(Mutex::new(Backend::new(volume, name, length.clone())));
-    // The socket is open until all of its requests have ended: the front end knows by its end that nothing will be written to its memory any more.
+    // The socket stays open until all requests have ended: its end tells the front end that its memory is no
+    // longer written to.
     let _open = stream.try_clone()?;
     let mut handler = BackendReqHandler::from_stream(stream.try_clone()?, backend.clone());
     let heard = loop {
@@ -165,7 +167,7 @@ fn listen(stream: UnixStream, volume: Arc<Volume>, name: &str, length: &Arc<Leng
         match handler.handle_request() {
             Ok(()) => length.works(backend.lock().expect("no panic under this lock").works()),
             Err(Error::Disconnected) => break Ok(()),
-            // It is answered that it was not done, where the front end has asked for an answer.
+            // The front end gets the error as the answer, if it has asked for one.
             Err(Error::ReqHandlerError(error)) => break Err(error),
             Err(error) => break Err(io::Error::other(error)),
         }
@@ -175,8 +177,8 @@ fn listen(stream: UnixStream, volume: Arc<Volume>, name: &str, length: &Arc<Leng
     heard
 }
 
-/// Looks at the next message without taking it; nothing at the end. The crate `vhost` takes the channel of a front end and sends nothing about the
-/// configuration through it, so a copy is taken here.
+/// Looks at the next message without taking it; `None` at the end. The crate `vhost` takes the front end's
+/// channel but sends nothing about the configuration through it, so a copy of the channel is taken here.
 fn look_ahead(stream: &UnixStream) -> io::Result<Option<Option<UnixStream>>> {
     let mut head = [0; HEAD];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];

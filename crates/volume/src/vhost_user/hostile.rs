@@ -1,6 +1,7 @@
-//! A guest that writes what it likes into its memory while a ring works there: for a test, and for the fuzz target (`fuzz/`).
+//! A guest that writes anything into its memory while a ring works there: for a test, and for the fuzz target
+//! (`fuzz/`).
 //!
-//! Its RAM lies between two pages that nobody may touch, so that whoever looks beside it does not go on.
+//! The guest's RAM lies between two inaccessible pages, so that an access beside it faults.
 
 use std::fs::File;
 use std::sync::atomic::AtomicU64;
@@ -21,36 +22,36 @@ use super::memory::Ram;
 use super::ring::{Ends, Ring, Running};
 use crate::volume::Volume;
 
-/// Bytes of its RAM, which begins at 0.
+/// Bytes of the RAM, which begins at 0.
 pub const RAM: u64 = 1 << 16;
 /// The largest queue for which there is room.
 pub const MAX_SIZE: u16 = 256;
-/// Where the descriptors are.
+/// Address of the descriptors.
 pub const TABLE: u64 = 0;
-/// Where the available ring is.
+/// Address of the available ring.
 pub const AVAILABLE: u64 = 0x1000;
-/// Where the used ring is.
+/// Address of the used ring.
 pub const USED: u64 = 0x2000;
 
 const PAGE: usize = 4096;
 
-/// So long a ring may take to stop on a busy machine.
+/// Limit for a ring to stop on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the front end has said.
+/// Settings by the front end.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Of the queue: a power of two, [`MAX_SIZE`] at most.
+    /// Size of the queue: a power of two, [`MAX_SIZE`] at most.
     pub size: u16,
     /// There are event indices.
     pub knows_events: bool,
     /// The guest knows no flush.
     pub is_durable: bool,
-    /// There is a file of requests under way.
+    /// There is an inflight file.
     pub notes: bool,
 }
 
-/// RAM between two pages that nobody may touch.
+/// RAM between two inaccessible pages.
 struct Guarded {
     start: usize,
     file: File,
@@ -109,7 +110,7 @@ impl Drop for Guarded {
     }
 }
 
-/// What a guest and its front end do, from any thread.
+/// Actions of a guest and its front end, from any thread.
 #[derive(Debug)]
 pub struct Hands {
     ram: File,
@@ -123,14 +124,14 @@ impl Hands {
         write(&self.ram, at, bytes);
     }
 
-    /// Writes into the file of requests under way, if there is one, as far as it goes.
+    /// Writes into the inflight file, if there is one, as far as it goes.
     pub fn write_notes(&self, at: u64, bytes: &[u8]) {
         if let Some(notes) = &self.notes {
             write(notes, at, bytes);
         }
     }
 
-    /// What is in the RAM.
+    /// Bytes of the RAM.
     pub fn read(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let read = pread(&self.ram, &mut bytes, at).expect("it can be read");
@@ -138,7 +139,7 @@ impl Hands {
         bytes
     }
 
-    /// Tells the ring that there is something.
+    /// Tells the ring that there are requests.
     pub fn kick(&self) {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("an eventfd is written");
     }
@@ -163,12 +164,12 @@ pub struct Guest {
     base: u16,
     running: Option<Running>,
     ram: Arc<Ram>,
-    /// Behind `ram`, so that it goes later.
+    /// Declared behind `ram`, so that it is dropped later.
     guarded: Option<Guarded>,
 }
 
 impl Guest {
-    /// One whose RAM is zero, and whose ring does not work yet.
+    /// A guest whose RAM is zero. The ring does not work yet.
     pub fn new(volume: &Arc<Volume>, options: Options) -> Self {
         let guarded = Guarded::new().expect("there is room for it");
         let event = || File::from(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"));
@@ -197,12 +198,12 @@ impl Guest {
         }
     }
 
-    /// Its hands.
+    /// The hands of this guest.
     pub fn hands(&self) -> Arc<Hands> {
         self.hands.clone()
     }
 
-    /// Its ring, from where it was stopped on.
+    /// The ring, from the position where it was stopped.
     pub fn ring(&self) -> Ring {
         let mut queue = Queue::new(MAX_SIZE).expect("a size");
         queue.try_set_size(self.options.size).expect("a size");
@@ -237,12 +238,12 @@ impl Guest {
         }
     }
 
-    /// The ring works from now on.
+    /// Starts the ring.
     pub fn start(&mut self) {
         self.running = Some(Running::start(self.ring()).expect("a thread"));
     }
 
-    /// Stops the ring, whatever the guest does meanwhile.
+    /// Stops the ring, also if the guest goes on meanwhile.
     ///
     /// # Panics
     /// If it has panicked, or does not stop.
@@ -253,13 +254,13 @@ impl Guest {
         let (sender, stopped) = channel();
         let stopping = std::thread::spawn(move || {
             let base = running.stop();
-            // Nobody waits for it who has lost patience.
+            // The receiver may have given up.
             let _ = sender.send(base);
         });
         match stopped.recv_timeout(PATIENCE) {
             Ok(base) => self.base = base,
             Err(RecvTimeoutError::Timeout) => {
-                // It still uses it.
+                // The ring still uses the memory.
                 std::mem::forget(self.guarded.take());
                 panic!("the ring does not stop");
             }
@@ -286,7 +287,7 @@ impl Drop for Guest {
     }
 }
 
-/// Whether a guest of that volume that does as it should is served: it writes, and reads what it has written.
+/// Whether a correct guest of this volume is served: it writes, and reads the same data back.
 ///
 /// # Panics
 /// If it is not.
@@ -334,7 +335,7 @@ pub fn serves(volume: &Arc<Volume>) {
         assert_eq!(hands.read(answers, 1), [0], "it was done");
         if kind == 1 {
             hands.write(data, &[0; 512]);
-            // Of the second answer it is to be told, too.
+            // The guest wants a notification for the second answer as well.
             hands.write(AVAILABLE + 4 + 2 * 8, &1u16.to_le_bytes());
         }
     }
@@ -357,7 +358,8 @@ mod tests {
 
     const LENGTH: u64 = 1 << 20;
 
-    /// Tables of their own, heads of requests, and data; what lies between these and behind them no descriptor names.
+    /// Indirect tables, heads of requests, and data; no descriptor names the quiet ranges between and behind
+    /// these.
     const INNER: u64 = 0x3000;
     const HEADS: u64 = 0x4000;
     const QUIET: [std::ops::Range<u64>; 2] = [0x6000..0x8000, 0xc000..RAM];
@@ -369,13 +371,14 @@ mod tests {
     const WRITABLE: u16 = 2;
     const INDIRECT: u16 = 4;
 
-    /// What a descriptor names, whatever else changes in it. So a guest that changes them while they are read never names what is quiet.
+    /// The kind of memory that a descriptor names. It never changes, so a guest that changes descriptors
+    /// while they are read never names a quiet range.
     #[derive(Clone, Copy)]
     enum Names {
         Data,
         Head,
         Inner,
-        /// Nothing that is there.
+        /// Nothing in the guest's memory.
         Outside,
     }
 
@@ -385,7 +388,7 @@ mod tests {
         random: StdRng,
         size: u16,
         available: u16,
-        /// Now and then it says what cannot be, which ends the ring's work.
+        /// Now and then it writes impossible values, which end the ring's work.
         is_rude: bool,
         names: Vec<Names>,
     }
@@ -393,7 +396,7 @@ mod tests {
     impl Storm {
         fn new(seed: u64, size: u16, is_rude: bool) -> Self {
             let mut random = StdRng::seed_from_u64(seed);
-            // The queue's descriptors, and as many in tables of their own.
+            // The queue's descriptors, and as many in indirect tables.
             let names = (0..2 * size).map(|_| match random.random_range(0..10) {
                 0..4 => Names::Data,
                 4..7 => Names::Head,
@@ -472,7 +475,7 @@ mod tests {
                     hands.write(HEADS + 16 * self.random.random_range(0..256), &head);
                 }
                 6 if self.is_rude && self.random.random_ratio(1, 64) => {
-                    // Nonsense in either ring, and in the file of what is under way.
+                    // Nonsense in either ring, and in the inflight file.
                     let noise: [u8; 8] = self.random.random();
                     let at = self.random.random_range(0..0x400);
                     match self.random.random_range(0..3) {
@@ -486,7 +489,7 @@ mod tests {
                     let used = hands.read(USED + 2, 2).try_into().expect("two bytes");
                     let waiting = self.available.wrapping_sub(u16::from_le_bytes(used));
                     let more = self.random.random_range(1..=4);
-                    // More than there is room for would be the ring's end.
+                    // More requests than the ring has room for would end it.
                     for _ in 0..self.size.saturating_sub(waiting).min(more) {
                         let entry = AVAILABLE + 4 + 2 * u64::from(self.available % self.size);
                         let head = self.random.random_range(0..self.size);
@@ -500,7 +503,7 @@ mod tests {
             }
         }
 
-        /// Descriptors and heads, for a start.
+        /// The first descriptors and heads.
         fn prepare(&mut self, hands: &Hands) {
             for slot in 0..2 * self.size {
                 let (address, flags) = (self.address(slot), self.flags(slot));
@@ -522,7 +525,7 @@ mod tests {
 
     thread_local! {
         static VOLUME: (tempfile::TempDir, Arc<Volume>) = {
-            // Flushes are to be quick.
+            // In memory, so that flushes are quick.
             let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
             let store = Store::new_file(&folder.path().join("data"), LENGTH).expect("made");
             let volume = Volume::new(store, LENGTH, Disks::new(1), crate::faults::none);
@@ -533,8 +536,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(96))]
 
-        /// A guest changes rings, descriptors, tables of their own and heads while they are read, and does not end when the ring is stopped. The ring
-        /// neither panics nor goes on; nothing is written but what a descriptor names; the next guest is served.
+        /// A guest changes rings, descriptors, indirect tables and heads while they are read, and goes on
+        /// when the ring is stopped. The ring neither panics nor goes on; only memory that a descriptor names
+        /// is written; the next guest is served.
         #[test]
         fn a_guest_that_changes_what_is_read_harms_itself_alone(
             seed in any::<u64>(),

@@ -1,12 +1,14 @@
-//! Which requests are under way, in a file that the front end keeps (the vhost-user protocol, "Inflight I/O tracking", split virtqueues).
+//! Requests in flight, in a file that the front end keeps (the vhost-user protocol, "Inflight I/O tracking",
+//! split virtqueues).
 //!
-//! A daemon that comes after one that was killed gets the file back, and carries those out that have no answer yet. A request is noted before it is
-//! begun; it is the queue's last batch before its answer is in the used ring, and is struck out behind that. So whenever the daemon is killed, what is noted
-//! and is not the last batch of a used ring that has gone on has no answer.
+//! After a daemon was killed, the next one gets the file back, and carries out the requests without an
+//! answer. A request is noted before it begins. It becomes the queue's last batch before its answer is in the
+//! used ring, and its note is cleared after that. Whenever the daemon is killed, a noted request therefore
+//! has no answer, unless it is the last batch of a used ring that has advanced.
 //!
 //! ```text
 //!  a queue:    u64 features, u16 version, u16 descriptors, u16 last batch, u16 used index; and for each descriptor:
-//!              u8 under way, 5 of nothing, u16 next of a batch, u64 order
+//!              u8 in flight, 5 unused, u16 next of a batch, u64 order
 //! ```
 
 use std::fs::File;
@@ -29,10 +31,10 @@ const ENTRY: usize = 16;
 const NEXT: usize = 6;
 const ORDER: usize = 8;
 
-/// Queues are so far apart, at least.
+/// Least distance of the queues.
 const ALIGNED: usize = 64;
 
-/// Nobody can make the file shorter, so that no access fails.
+/// The seal: no process can make the file shorter, so no access fails.
 const SEALS: SealFlags = SealFlags::SHRINK;
 
 /// The file, mapped.
@@ -47,7 +49,7 @@ fn bytes_of_queue(size: u16) -> usize {
 }
 
 impl Inflight {
-    /// A new one, in which nothing is under way.
+    /// Makes a file in which no request is in flight.
     pub fn make(wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File), String> {
         let (queues, size) = (wanted.num_queues, wanted.queue_size);
         if !(1..=MAX_QUEUES).contains(&queues) || !(1..=MAX_QUEUE_SIZE).contains(&size) {
@@ -65,7 +67,7 @@ impl Inflight {
         Ok((VhostUserInflight::new(length, 0, queues, size), file))
     }
 
-    /// One that [`Inflight::make`] has made, perhaps in a daemon before this one.
+    /// Opens a file that [`Inflight::make`] has made, perhaps in an earlier daemon.
     pub fn open(given: &VhostUserInflight, file: File) -> Result<Arc<Self>, String> {
         let (queues, size) = (given.num_queues, given.queue_size);
         if !(1..=MAX_QUEUES).contains(&queues) || !(1..=MAX_QUEUE_SIZE).contains(&size) {
@@ -85,7 +87,7 @@ impl Inflight {
         Ok(Arc::new(Self { map, queues, size }))
     }
 
-    /// The part of a queue with so many descriptors.
+    /// The part of a queue with this many descriptors.
     pub fn queue(self: &Arc<Self>, index: u16, size: u16) -> Option<Noted> {
         (index < self.queues && size <= self.size).then(|| Noted {
             inflight: self.clone(),
@@ -96,12 +98,12 @@ impl Inflight {
     }
 }
 
-/// What of one queue is under way.
+/// Requests of one queue that are in flight.
 pub struct Noted {
     inflight: Arc<Inflight>,
     start: usize,
     size: u16,
-    /// How many requests were noted so far.
+    /// Number of requests noted so far.
     order: u64,
 }
 
@@ -122,7 +124,8 @@ impl Noted {
         HEAD + ENTRY * usize::from(head)
     }
 
-    /// Before the queue goes on: what has no answer although it was taken, oldest first. `used` is the index of the used ring.
+    /// Called before the queue goes on. Returns the requests that were taken and have no answer, oldest
+    /// first. `used` is the index of the used ring.
     pub fn begin(&mut self, used: u16) -> Vec<u16> {
         self.store(VERSION, 1u16);
         self.store(DESCRIPTORS, self.size);
@@ -143,7 +146,7 @@ impl Noted {
         left.into_iter().map(|(_, head)| head).collect()
     }
 
-    /// That one is about to be begun.
+    /// Notes a request that is about to begin.
     pub fn note(&mut self, head: u16) {
         if head >= self.size {
             return;
@@ -154,7 +157,7 @@ impl Noted {
         self.store(entry, 1u8);
     }
 
-    /// Its answer is about to be in the used ring.
+    /// Called before the request's answer is in the used ring.
     pub fn answering(&self, head: u16) {
         if head < self.size {
             self.store(Self::entry(head) + NEXT, self.load::<u16>(LAST_BATCH));
@@ -162,7 +165,7 @@ impl Noted {
         }
     }
 
-    /// It is there, and `used` is the ring's index from now on.
+    /// Called when the answer is in the used ring. `used` is the ring's index from now on.
     pub fn answered(&self, head: u16, used: u16) {
         if head < self.size {
             self.store(Self::entry(head), 0u8);
@@ -185,7 +188,7 @@ mod tests {
         inflight.queue(1, 8).expect("the second queue")
     }
 
-    /// Killed at each place between a request and its note that it was answered.
+    /// The daemon is killed at each point between a request and the note of its answer.
     #[test]
     fn what_has_no_answer_is_found_and_nothing_else() {
         let made = made();
@@ -234,7 +237,7 @@ mod tests {
             let given = VhostUserInflight::new(length, offset, 2, size);
             assert!(Inflight::open(&given, made.1.try_clone().expect("a copy")).is_err());
         }
-        // The front end writes what it likes.
+        // The front end may write anything.
         rustix::io::pwrite(&made.1, &[0xff; 288], 0).expect("written");
         let mut noted = opened(&made);
         noted.begin(3);

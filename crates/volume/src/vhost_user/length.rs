@@ -1,4 +1,4 @@
-//! How large the disk is, and what its front end knows of that.
+//! The length of the disk, and the front end's knowledge of it.
 
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,10 @@ const CONFIG_CHANGED: [u32; 3] = [2, 1, 0];
 
 /// The length of a disk with one front end.
 ///
-/// A front end asks for it when it connects first, and is told when it changes. One that connects again, to a daemon that came after another, need not
-/// ask: QEMU does not. And QEMU forgets what it is told while its guest has not started the disk; QEMU 7.2 may take it for an answer while it sets the
-/// queues up. So it is told once all queues work, and if it may know another length than there is.
+/// A front end asks for the length when it connects first, and is told when the length changes. A front end
+/// that reconnects to a later daemon need not ask: QEMU does not. And QEMU forgets a change that it is told
+/// before its guest has started the disk; QEMU 7.2 may take the message for an answer while it sets the
+/// queues up. A front end is therefore told once all queues work, if it may know another length.
 pub struct Length {
     bytes: Arc<AtomicU64>,
     front_end: Mutex<FrontEnd>,
@@ -21,16 +22,16 @@ pub struct Length {
 
 #[derive(Default)]
 struct FrontEnd {
-    /// What it was told last.
+    /// The length that the front end was told last.
     known: Option<u64>,
-    /// All of its queues do.
+    /// All queues of the front end work.
     works: bool,
-    /// By which it is told something, once it has given one.
+    /// The channel for messages to the front end, once it has given one.
     channel: Option<UnixStream>,
 }
 
 impl Length {
-    /// Of a front end that has just connected.
+    /// The length for a front end that has just connected.
     pub fn new(bytes: u64) -> Arc<Self> {
         Arc::new(Self {
             bytes: Arc::new(AtomicU64::new(bytes)),
@@ -38,12 +39,12 @@ impl Length {
         })
     }
 
-    /// For who needs it often: it is kept up to date there.
+    /// The length in bytes, always current, for frequent users.
     pub fn bytes(&self) -> Arc<AtomicU64> {
         self.bytes.clone()
     }
 
-    /// The front end asks for it.
+    /// The front end asks for the length.
     pub fn asked(&self) -> u64 {
         let mut front_end = self.lock();
         let bytes = self.bytes.load(Ordering::Relaxed);
@@ -51,21 +52,21 @@ impl Length {
         bytes
     }
 
-    /// It is another one from now on.
+    /// Changes the length.
     pub fn set(&self, bytes: u64) {
         let mut front_end = self.lock();
         self.bytes.store(bytes, Ordering::Relaxed);
         front_end.tell(bytes);
     }
 
-    /// Whether all queues that the front end has described work.
+    /// Notes whether all queues that the front end has described work.
     pub fn works(&self, works: bool) {
         let mut front_end = self.lock();
         front_end.works = works;
         front_end.tell(self.bytes.load(Ordering::Relaxed));
     }
 
-    /// By which it is told something; nothing when it goes.
+    /// The channel for messages to the front end; `None` when it goes.
     pub fn channel(&self, channel: Option<UnixStream>) {
         self.lock().channel = channel;
     }
@@ -76,7 +77,8 @@ impl Length {
 }
 
 impl FrontEnd {
-    /// If it has to be told. One that does not listen hears of it when it asks.
+    /// Tells the front end the length, if it has to know. A front end that does not listen learns the length
+    /// when it asks.
     fn tell(&mut self, bytes: u64) {
         let Some(channel) = self.channel.as_ref().filter(|_| self.works) else {
             return;
@@ -98,11 +100,11 @@ mod tests {
 
     use super::*;
 
-    /// How often a front end was told since the last look.
+    /// Number of messages to a front end since the last call.
     fn told(front_end: &mut UnixStream) -> usize {
         front_end.set_nonblocking(true).expect("a socket");
         let mut bytes = Vec::new();
-        // Until there is nothing for now.
+        // Reads until there is nothing for now.
         let _ = front_end.read_to_end(&mut bytes);
         bytes.len() / (CONFIG_CHANGED.len() * 4)
     }

@@ -7,30 +7,30 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use super::request::Segment;
 
-/// What is known to be RAM of one guest.
+/// The RAM of one guest.
 pub type Memory = GuestMemoryMmap<()>;
 
-/// The front end has cut a file off that it gave for memory.
+/// The front end has cut off a file that it gave for memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lost;
 
-/// One region, by the addresses of the front end's own process: the rings are named by these.
+/// One region, by its address in the front end's own process: messages about rings use these addresses.
 struct Place {
     user: u64,
     guest: u64,
     length: u64,
 }
 
-/// Memory that was given together.
+/// Memory that the front end gave in one message.
 pub struct Ram {
     memory: Memory,
     places: Vec<Place>,
-    /// From the first byte of all mappings to behind the last one, in this process.
+    /// From the first byte of all mappings to the end of the last one, in this process.
     span: (usize, usize),
 }
 
 impl Ram {
-    /// Maps it. An error says what is wrong with it.
+    /// Maps the regions. The error says what is wrong with them.
     pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<Self, String> {
         if regions.len() != files.len() {
             return Err("there is not one file for each region".into());
@@ -72,7 +72,7 @@ impl Ram {
         })
     }
 
-    /// One region, that is at 0 both for the guest and for the front end; for tests.
+    /// One region at address 0, both for the guest and for the front end; for tests.
     pub fn of_mapping(mapping: MmapRegion) -> Self {
         let place = Place {
             user: 0,
@@ -89,7 +89,7 @@ impl Ram {
         Self::of_mapping(MmapRegion::new(length).expect("mapped"))
     }
 
-    /// Where the guest has what the front end has at that address of its own.
+    /// The guest's address of a byte, by the front end's address of it.
     pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         self.places.iter().find_map(|place| {
             let offset = user.checked_sub(place.user)?;
@@ -97,10 +97,10 @@ impl Ram {
         })
     }
 
-    /// Does what touches the guest's memory, and no other memory of a file.
+    /// Runs an access to the guest's memory that touches no other mapped file.
     ///
-    /// The front end may cut its files off at any time. Other mappings may lie between those of the guest, but `access` does not touch them: a signal
-    /// that comes meanwhile is of the guest's memory.
+    /// The front end may cut its files off at any time. Other mappings may lie between the guest's, but
+    /// `access` does not touch them: a signal during the access concerns the guest's memory.
     pub fn touch<T>(&self, access: impl FnOnce(&Memory) -> T) -> Result<T, Lost> {
         let (start, end) = self.span;
         let mut done = None;
@@ -111,18 +111,18 @@ impl Ram {
         }
     }
 
-    /// With one more region at an address where no guest has memory.
+    /// The memory with one more region, at an address where no guest has memory.
     pub fn with(&self, region: GuestRegionMmap) -> Option<Memory> {
         self.memory.insert_region(std::sync::Arc::new(region)).ok()
     }
 
-    /// The same as [`Ram::touch`] for a memory that [`Ram::with`] has made.
+    /// The same as [`Ram::touch`] for a memory of [`Ram::with`].
     pub fn touch_other<T>(&self, other: &Memory, access: impl FnOnce(&Memory) -> T) -> Result<T, Lost> {
         self.touch(|_| access(other))
     }
 }
 
-/// The crate maps what a file does not have, too.
+/// An error unless the file has all of this part: the crate would map bytes behind its end, too.
 pub fn is_so_long(file: &File, offset: u64, length: u64) -> Result<(), String> {
     let there = file.metadata().map_err(|error| error.to_string())?.len();
     match offset.checked_add(length) {
@@ -133,7 +133,8 @@ pub fn is_so_long(file: &File, offset: u64, length: u64) -> Result<(), String> {
     }
 }
 
-/// Copies bytes out of the segments into `data`, from byte `skip` of theirs on. False if there are not so many, or one is not in the memory.
+/// Copies bytes out of the segments into `data`, beginning with their byte `skip`. False if there are too
+/// few, or a segment is not in the memory.
 pub fn gather(memory: &Memory, segments: &[Segment], skip: u64, data: &mut [u8]) -> bool {
     use vm_memory::Bytes;
     let (mut skip, mut filled) = (skip, 0);
@@ -156,7 +157,7 @@ pub fn gather(memory: &Memory, segments: &[Segment], skip: u64, data: &mut [u8])
     filled == data.len()
 }
 
-/// Copies `data` into the segments. False if they have not so much room, or one is not in the memory.
+/// Copies `data` into the segments. False if they have too little room, or a segment is not in the memory.
 pub fn scatter(memory: &Memory, segments: &[Segment], data: &[u8]) -> bool {
     use vm_memory::Bytes;
     let mut rest = data;

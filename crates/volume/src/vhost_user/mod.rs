@@ -1,21 +1,26 @@
-//! A volume as the disk of a virtual machine by vhost-user-blk: QEMU gives its guest's memory and queues away, and this daemon takes requests out of
-//! them (Virtual I/O Device 1.2, §2.7 and §5.2; the vhost-user protocol as QEMU's documentation has it).
+//! A volume as the disk of a virtual machine by vhost-user-blk: QEMU shares its guest's memory and queues,
+//! and this daemon takes requests out of them (Virtual I/O Device 1.2, §2.7 and §5.2; the vhost-user protocol
+//! as QEMU's documentation has it).
 //!
 //! ```text
 //!  QEMU ── messages ──► connection ──► backend: memory, queues, configuration
 //!  guest ── kick ──► ring (a thread for each queue) ── request, memory ──► Volume
 //! ```
 //!
-//! - [`connection`]: one front end, from its first message to its end. One at a time: two would write to one disk.
-//! - [`backend`]: what the messages ask for.
-//! - [`ring`]: one queue at work. Its thread alone touches the guest's memory; what other threads have done is handed to it.
-//! - [`request`]: what a guest asks, of whom nothing is believed.
-//! - [`memory`]: the guest's memory. [`inflight`]: which requests are under way, in a file that outlives this daemon.
-//! - [`hostile`]: a guest that writes what it likes, for tests.
-//! - [`config`]: features, and the configuration space. [`length`]: how large the disk is, and who has been told.
+//! - [`connection`]: one front end, from its first message to its end. One at a time: two would write to one
+//!   disk.
+//! - [`backend`]: the handlers of messages.
+//! - [`ring`]: one queue at work. Its thread alone touches the guest's memory; other threads hand their
+//!   results to it.
+//! - [`request`]: a guest's requests, all of which are checked.
+//! - [`memory`]: the guest's memory. [`inflight`]: requests in flight, in a file that outlives this daemon.
+//! - [`hostile`]: a guest that writes anything, for tests.
+//! - [`config`]: features, and the configuration space. [`length`]: the length of the disk, and the front
+//!   end's knowledge of it.
 //!
-//! The crates `vhost` and `virtio-queue` have the messages and the queues. Not `vhost-user-backend`: it refuses the file of requests under way,
-//! without which a daemon that was killed loses some of its guest's requests, and its threads cannot wait for requests that others carry out.
+//! The crates `vhost` and `virtio-queue` have the messages and the queues. Not `vhost-user-backend`: it
+//! refuses the inflight file, without which a daemon that was killed loses some of its guest's requests, and
+//! its threads cannot wait for requests that other threads carry out.
 
 mod backend;
 mod config;

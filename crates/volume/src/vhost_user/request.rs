@@ -1,4 +1,5 @@
-//! What a guest asks. Whatever it writes into its queue, it gets an answer, and nothing outside of its memory or its disk is touched.
+//! Requests of a guest. Any content of the queue gets an answer, and nothing outside of the guest's memory or
+//! its disk is touched.
 
 use verbatim_mirror::Extent;
 use virtio_bindings::bindings::virtio_blk::{
@@ -15,63 +16,63 @@ use crate::room::MAX_REQUEST;
 /// Bytes of a request's head: type, 4 reserved bytes, first sector.
 const HEAD: usize = 16;
 
-/// Bytes of what DISCARD and WRITE_ZEROES name: first sector, sectors, flags.
+/// Bytes of a range of DISCARD and WRITE_ZEROES: first sector, sectors, flags.
 const RUN: usize = 16;
 
-/// Bytes of what GET_ID gives.
+/// Bytes of an answer to GET_ID.
 pub const ID: usize = 20;
 
 /// The most segments of a request: a chain has no more descriptors than the queue (§2.7.5.3.1).
 const MAX_SEGMENTS: usize = MAX_QUEUE_SIZE as usize;
 
-/// The flag of WRITE_ZEROES by which space may be given back.
+/// The flag of WRITE_ZEROES that allows to give space back.
 const UNMAP: u32 = 1;
 
-/// A part of a guest's memory, as the guest says.
+/// A part of a guest's memory, from a descriptor of the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it begins.
+    /// The address of the first byte.
     pub address: GuestAddress,
-    /// How many bytes; there may be none.
+    /// The number of bytes, perhaps none.
     pub length: u32,
 }
 
-/// What is asked, in the bounds of the disk.
+/// The operation of a request, within the bounds of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// These bytes.
+    /// Read this extent.
     Read(Extent),
-    /// The request's data are to be there.
+    /// Write the request's data to this extent.
     Write(Extent),
-    /// Zeros.
+    /// Write zeros.
     Zero {
-        /// Where.
+        /// The extent.
         extent: Extent,
         /// Space may be given back.
         may_free: bool,
     },
-    /// What was answered is to be durable.
+    /// Make answered writes durable.
     Flush,
-    /// The disk's name.
+    /// Return the disk's name.
     Id,
-    /// Nothing, in vain.
+    /// Do nothing: the request is empty.
     Nothing,
-    /// Something that cannot be: this is the answer.
+    /// Refuse an impossible request, with this status.
     Refused(u8),
 }
 
 /// One request.
 #[derive(Debug)]
 pub struct Request {
-    /// By which number the guest knows it.
+    /// The number of the chain in the guest's queue.
     pub head: u16,
-    /// What.
+    /// The operation.
     pub asked: Asked,
-    /// What the guest has written: the head, and data.
+    /// The part that the guest has written: the head, and data.
     readable: Vec<Segment>,
-    /// Where data for the guest belong.
+    /// The part for data to the guest.
     pub writable: Vec<Segment>,
-    /// Where the answer belongs; nothing if the guest has left no room for one.
+    /// Address of the status byte; `None` if the guest has left no room for one.
     pub status: Option<GuestAddress>,
 }
 
@@ -80,13 +81,14 @@ fn total(segments: &[Segment]) -> u64 {
 }
 
 impl Request {
-    /// What a chain of descriptors asks of a disk of `size` bytes.
+    /// Parses a chain of descriptors for a disk of `size` bytes.
     pub fn parse(memory: &Memory, head: u16, chain: impl Iterator<Item = Descriptor>, size: u64) -> Self {
         let (mut readable, mut writable) = (Vec::new(), Vec::new());
         let mut is_whole = false;
         let mut is_ordered = true;
         for descriptor in chain {
-            // A table of its own might have 65,535, and as many requests of it as there is room for would take gigabytes.
+            // An indirect table might have 65,535 descriptors, and as many requests of this size as there is
+            // room for would take gigabytes.
             if readable.len() + writable.len() == MAX_SEGMENTS {
                 is_whole = false;
                 break;
@@ -102,7 +104,7 @@ impl Request {
                     readable.push(segment);
                 }
             }
-            // A chain ends early where it is a circle, or leads to what is no descriptor.
+            // A chain ends early if it is a circle, or leads to no valid descriptor.
             is_whole = !descriptor.has_next();
         }
         let status = take_status(&mut writable);
@@ -173,12 +175,12 @@ impl Request {
         }
     }
 
-    /// Bytes behind the head that the guest has written.
+    /// Bytes that the guest has written behind the head.
     fn data_length(&self) -> u64 {
         total(&self.readable).saturating_sub(HEAD as u64)
     }
 
-    /// How many KiB its data need while it is under way.
+    /// KiB that the request's data need while it is in flight.
     pub fn needed_kib(&self) -> usize {
         match self.asked {
             Asked::Read(extent) | Asked::Write(extent) => extent.length.div_ceil(1024) as usize,
@@ -186,7 +188,7 @@ impl Request {
         }
     }
 
-    /// The data of a write; nothing if they are not in the guest's memory.
+    /// The data of a write; `None` if they are not in the guest's memory.
     pub fn data(&self, memory: &Memory) -> Option<Vec<u8>> {
         let length = self.data_length();
         if length > MAX_REQUEST.into() {
@@ -197,14 +199,14 @@ impl Request {
     }
 }
 
-/// Whether the guest has such memory.
+/// Whether the segment is in the guest's memory.
 fn is_within(memory: &Memory, segment: Segment) -> bool {
     use vm_memory::{GuestMemory, Permissions};
     let length = segment.length as usize;
     length == 0 || GuestMemory::check_range(memory, segment.address, length, Permissions::Write)
 }
 
-/// The last byte for the guest is that of the answer.
+/// Takes the last byte for the guest, which is that of the status.
 fn take_status(writable: &mut Vec<Segment>) -> Option<GuestAddress> {
     while let Some(last) = writable.last_mut() {
         if let Some(length) = last.length.checked_sub(1) {
@@ -231,11 +233,11 @@ mod tests {
     const NEXT: u16 = 1;
     const WRITABLE: u16 = 2;
     const INDIRECT: u16 = 4;
-    /// Where the rings and the head of a request are.
+    /// Addresses of the rings and of the head of a request.
     const AVAILABLE: u64 = 0x1000;
     const HEADS: u64 = 0x3000;
 
-    /// What the descriptors ask, the first of which begins the chain.
+    /// The request of these descriptors; the first one begins the chain.
     fn asks(ram: &Ram, descriptors: &[(u64, u32, u16, u16)]) -> Option<Request> {
         let mut queue = Queue::new(QUEUE).expect("a size");
         queue
@@ -274,7 +276,7 @@ mod tests {
     const FAILED: Asked = Asked::Refused(VIRTIO_BLK_S_IOERR as u8);
     const UNKNOWN: Asked = Asked::Refused(VIRTIO_BLK_S_UNSUPP as u8);
 
-    /// Head, data and answer, as a driver has them.
+    /// Head, data and status, in a driver's usual order.
     fn usual(ram: &Ram, kind: u32, sector: u64, length: u32, flags: u16) -> Asked {
         head(ram, kind, sector);
         let chain = [
@@ -368,7 +370,7 @@ mod tests {
         assert_eq!(asks(&ram, &silent).expect("a request").status, None);
         let short = [(HEADS, 15, NEXT, 1), (0x9000, 513, WRITABLE, 0)];
         assert_eq!(asks(&ram, &short).expect("a request").asked, FAILED);
-        // A table of its own, longer than any queue.
+        // An indirect table, longer than any queue.
         let long = 0x4000..0x4000 + 16 * (MAX_SEGMENTS as u64 + 1);
         ram.touch(|memory| {
             for (at, next) in long.clone().step_by(16).zip(1..) {
@@ -386,7 +388,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the guest writes: what is carried out is on the disk, and its data are in the memory and not too many.
+        /// For any bytes of the guest: an extent that is carried out is on the disk, and its data are in the
+        /// memory and not too many.
         #[test]
         fn nonsense_is_answered(
             descriptors in proptest::collection::vec(

@@ -1,8 +1,9 @@
 //! One queue at work.
 //!
-//! Its thread takes requests, asks the volume, and carries out itself what is likely not to wait ([`Volume::request_here`]), as the thread of an NBD client
-//! does. What others carry out comes back to it. So one thread alone touches the guest's memory and the front end's descriptors, whatever
-//! those are: a front end can hold up its own queues and nobody else.
+//! Its thread takes requests, asks the volume, and carries out requests itself that are not likely to wait
+//! ([`Volume::request_here`]), as an NBD client's thread does. Requests that other threads carry out come
+//! back to it. So one thread alone touches the guest's memory and the front end's descriptors, of any kind: a
+//! front end can delay its own queues, but no others.
 
 use std::fs::File;
 use std::io;
@@ -27,52 +28,53 @@ use super::request::{Asked, ID, Request};
 use crate::room::{Held, Own};
 use crate::volume::{Volume, Wanted};
 
-/// So many answers are there before they are written down although more requests wait.
+/// Number of answers that are written at the latest, even if more requests wait.
 const TOGETHER: usize = 32;
 
-/// So long they are not written down while more requests wait. Requests that take longer than a few of these would leave the guest idle until the last of
-/// them is done: a write takes some ten times as long as a read.
+/// Time after which answers are written at the latest, even if more requests wait. With requests that take
+/// much longer than this, the guest would be idle until the last of them is done: a write takes some ten
+/// times as long as a read.
 const NOT_LONG: Duration = Duration::from_micros(50);
 
-/// An address where no guest has memory: that of the ring by which requests are begun again.
+/// An address where no guest has memory, for the ring of requests that begin again.
 const AGAIN: u64 = 1 << 60;
 
 const OK: u8 = VIRTIO_BLK_S_OK as u8;
 const FAILED: u8 = VIRTIO_BLK_S_IOERR as u8;
 
-/// What a ring has to be told while it works.
+/// Settings of a ring that may change while it works.
 pub struct Ends {
     /// The guest's memory.
     pub ram: Mutex<Arc<Ram>>,
-    /// The guest is told by it that there are answers.
+    /// The eventfd that tells the guest of answers.
     pub call: Mutex<Option<File>>,
-    /// The front end is told by it that the queue is broken.
+    /// The eventfd that tells the front end that the queue is broken.
     pub error: Mutex<Option<File>>,
 }
 
-/// What it works with.
+/// A ring that is to work.
 pub struct Ring {
     /// Its number, for the log.
     pub index: usize,
-    /// Where it is in the guest's memory, and how far.
+    /// The queue's place in the guest's memory, and its position.
     pub queue: Queue,
-    /// What of it is under way, where the front end keeps that.
+    /// The notes on requests in flight, if the front end keeps them.
     pub noted: Option<Noted>,
-    /// The guest tells by it that there are requests.
+    /// The eventfd by which the guest tells of requests.
     pub kick: File,
-    /// See there.
+    /// Settings that may change.
     pub ends: Arc<Ends>,
     /// The disk.
     pub volume: Arc<Volume>,
-    /// Its size.
+    /// The size of the disk.
     pub length: Arc<AtomicU64>,
-    /// Its name.
+    /// The name of the disk.
     pub id: [u8; ID],
     /// Writes are durable when they are answered, since the guest knows no flush.
     pub is_durable: bool,
 }
 
-/// What others have carried out.
+/// Requests that other threads have carried out.
 #[derive(Default)]
 struct Finished {
     list: Vec<(Request, Held, Result<Vec<u8>, Failure>)>,
@@ -88,7 +90,7 @@ struct Shared {
 
 impl Shared {
     fn rouse(&self) {
-        // It fails only where it has been woken 2^64 times already.
+        // The write fails only after 2^64 unread ones.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
@@ -115,7 +117,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Begins.
+    /// Starts the thread of the ring.
     pub fn start(ring: Ring) -> io::Result<Self> {
         let work = Work::new(ring)?;
         let shared = work.shared.clone();
@@ -125,7 +127,8 @@ impl Running {
         Ok(Self { shared, thread })
     }
 
-    /// No more requests are taken. Waits for those that are under way. From where on the next is to be taken.
+    /// Takes no more requests, and waits for those in flight. Returns the position of the next request to
+    /// take.
     pub fn stop(self) -> u16 {
         self.shared.is_stopping.store(true, Ordering::Release);
         self.shared.rouse();
@@ -140,13 +143,13 @@ struct Work {
     ring: Ring,
     shared: Arc<Shared>,
     room: Own,
-    /// It was taken, and there is no room for it yet.
+    /// A request that was taken, and has no room yet.
     waiting: Option<Request>,
-    /// The wait for room of its volume, while there is none.
+    /// The wait for room of the volume.
     beginning: Option<Beginning>,
-    /// The guest or the front end has made nonsense of it: nothing is taken from it any more.
+    /// The guest or the front end has broken the ring: no more requests are taken.
     is_broken: bool,
-    /// There are answers of which the guest was not told.
+    /// There are answers that the guest was not told of.
     has_answered: bool,
 }
 
@@ -172,7 +175,7 @@ impl Work {
         if let Err(Lost) = self.go_on() {
             self.give_up("the memory is gone");
         }
-        // The guest may have kicked somebody before us.
+        // An earlier ring may have taken the guest's kick.
         let mut look = true;
         loop {
             if look && !self.is_stopping() {
@@ -185,7 +188,7 @@ impl Work {
             look = self.sleep();
         }
         match &self.waiting {
-            // Nobody has begun it.
+            // This request has not begun.
             Some(_) => self.ring.queue.next_avail().wrapping_sub(1),
             None => self.ring.queue.next_avail(),
         }
@@ -212,12 +215,12 @@ impl Work {
         tracing::warn!("queue {} of a virtual machine is broken: {why}", self.ring.index);
         let error = self.ring.ends.error.lock().expect("no panic under this lock");
         if let Some(error) = error.as_ref() {
-            // Whoever is to hear it may have gone.
+            // The reader may have gone.
             let _ = rustix::io::write(error, &1u64.to_ne_bytes());
         }
     }
 
-    /// Where an earlier daemon or an earlier start has left it.
+    /// Goes on at the position where an earlier daemon, or an earlier start, has left the queue.
     fn go_on(&mut self) -> Result<(), Lost> {
         let ram = self.ram();
         let queue = &mut self.ring.queue;
@@ -236,7 +239,7 @@ impl Work {
             return Ok(());
         };
         let left = noted.begin(used.0);
-        // What was taken, answered or not, was taken in the order of the ring.
+        // All taken requests, answered or not, were taken in the order of the ring.
         queue.set_next_avail(used.0.wrapping_add(left.len() as u16));
         if left.is_empty() {
             return Ok(());
@@ -245,7 +248,7 @@ impl Work {
         self.again(&ram, &left)
     }
 
-    /// Begins these again. A ring of ours, with their numbers, is laid beside the guest's memory.
+    /// Begins these requests again. A ring of our own with their numbers is placed beside the guest's memory.
     fn again(&mut self, ram: &Ram, heads: &[u16]) -> Result<(), Lost> {
         let size = self.ring.queue.size();
         let made = MmapRegion::new(4096.max(6 + 2 * usize::from(size)))
@@ -278,10 +281,10 @@ impl Work {
                 return Ok(());
             };
             self.begin(request);
-            // There may be more than there is room for.
+            // There may be more requests than there is room for.
             while self.waiting.is_some() {
                 if self.is_stopping() {
-                    // They are still noted in the in-flight area.
+                    // The remaining requests are still noted in the inflight file.
                     self.waiting = None;
                     return Ok(());
                 }
@@ -293,13 +296,13 @@ impl Work {
         Ok(())
     }
 
-    /// Takes what is there, as far as there is room.
+    /// Takes the available requests, as far as there is room.
     fn take(&mut self) {
         let ram = self.ram();
         let mut answered = Instant::now();
         loop {
             self.begin_waiting();
-            // A guest may add requests as fast as they are taken: whoever stops the ring must not wait for its end.
+            // A guest may add requests as fast as they are taken: a stop must not wait for an end of them.
             if self.waiting.is_some() || self.is_broken || self.is_stopping() {
                 return;
             }
@@ -365,7 +368,7 @@ impl Work {
                 let data = self.ram().touch(|memory| request.data(memory));
                 match data {
                     Ok(Some(data)) => (Wanted::Write(Arc::new(data)), extent, is_durable),
-                    // Its data are nowhere.
+                    // The guest's memory does not have the data.
                     _ => {
                         return self
                             .shared
@@ -383,7 +386,7 @@ impl Work {
         self.ring.volume.request_here(wanted, extent, is_durable, reply);
     }
 
-    /// Takes room of its volume; `None` while there is none. This thread is woken when there is.
+    /// Takes room of the volume; `None` while there is none. This thread is woken when there is.
     fn hold(&mut self, kib: usize) -> Option<Held> {
         let room = self.ring.volume.room();
         let mut beginning: Beginning = match self.beginning.take() {
@@ -403,7 +406,7 @@ impl Work {
         }
     }
 
-    /// Writes down what has come to its end, and tells the guest.
+    /// Writes the results of ended requests, and tells the guest.
     fn answer(&mut self) {
         loop {
             let list = {
@@ -443,7 +446,7 @@ impl Work {
         let noted = self.ring.noted.as_ref();
         let written = ram.touch(|memory| {
             let room = request.writable.iter().map(|part| part.length as usize).sum();
-            // The name alone may be cut off.
+            // Only the name may be cut off.
             let data = &data[..data.len().min(room)];
             if !scatter(memory, &request.writable, data) {
                 status = FAILED;
@@ -467,7 +470,7 @@ impl Work {
         written.map_err(|Lost| ())?
     }
 
-    /// Until there is something to do. True if the guest has kicked.
+    /// Sleeps until there is something to do. True if the guest has kicked.
     fn sleep(&mut self) -> bool {
         {
             let mut finished = self.shared.finished.lock().expect("no panic under this lock");
@@ -476,7 +479,7 @@ impl Work {
             }
             finished.sleeps = true;
         }
-        // One that waits for room is not to be joined by others.
+        // While a request waits for room, no others are taken.
         let listens = !self.is_broken && !self.is_stopping() && self.waiting.is_none();
         let mut ends = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
         if listens {
@@ -493,7 +496,7 @@ impl Work {
             self.give_up("it cannot be waited for");
         }
         let mut count = [0; 8];
-        // It may be that nobody has woken it.
+        // The wake-up may have had another cause.
         let _ = rustix::io::read(&self.shared.wake, &mut count);
         if is_kicked {
             self.hear();
@@ -502,7 +505,7 @@ impl Work {
         is_kicked || !listens
     }
 
-    /// Takes the kick. Never waits, whatever the front end has made of its descriptor.
+    /// Takes the kick. Never waits, for any kind of descriptor.
     fn hear(&mut self) {
         let mut count = [0; 8];
         let mut parts = [io::IoSliceMut::new(&mut count)];
@@ -513,16 +516,16 @@ impl Work {
     }
 }
 
-/// Tells the guest.
+/// Tells the guest that there are answers.
 pub fn call(call: &Mutex<Option<File>>) {
     let call = call.lock().expect("no panic under this lock");
     if let Some(call) = call.as_ref() {
-        // It is full where the guest has not listened for long, and is told all the same.
+        // The eventfd is full if the guest has not read it for long; the guest is told all the same.
         let _ = rustix::io::write(call, &1u64.to_ne_bytes());
     }
 }
 
-/// The next request in a ring. An error if it makes no sense.
+/// The next request in a ring. An error if the ring is invalid.
 fn next(queue: &mut Queue, memory: &Memory, length: u64) -> Result<Option<Request>, ()> {
     let size = queue.size();
     let mut chains = queue.iter(memory).map_err(drop)?;
@@ -544,7 +547,7 @@ mod tests {
     use crate::disk::Disks;
     use crate::store::Store;
 
-    /// A guest may give requests for ever.
+    /// A guest may add requests forever.
     #[test]
     fn a_ring_that_is_stopped_takes_nothing_more_even_if_there_is_more() {
         let folder = tempfile::tempdir().expect("a folder");

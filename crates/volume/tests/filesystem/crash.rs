@@ -1,8 +1,9 @@
-//! Power fails at any moment of a move: the journal of the file system on the volume recovers, and all that was made durable is whole.
+//! Power fails at any moment of a move: the journal of the file system on the volume recovers, and all
+//! durable data are whole.
 //!
-//! Each host has its state folder on a disk with a write cache (`volatile.rs`): when power fails there, what the daemon has not flushed is lost,
-//! and so is what it has not flushed of its sidecars. The machine with the file system is a third one. It loses its device and its memory at the
-//! same moment.
+//! Each host has its state folder on a disk with a write cache (`volatile.rs`): when power fails there,
+//! unflushed writes of the daemon are lost, including those of its sidecars. The machine with the file system
+//! is a third one. It loses its device and its memory at the same moment.
 
 use std::path::PathBuf;
 use std::process::Child;
@@ -23,10 +24,10 @@ use crate::support::{Lab, NAMES, PATIENCE, until};
 use crate::volatile::Volatile;
 
 const VOLUME: &str = "fs";
-/// What the host's disk has beside the volume.
+/// Bytes of the host's disk beside the volume.
 const ROOM: u64 = 160 << 20;
 const LENGTH_EXT4: u64 = 96 << 20;
-/// The least that XFS takes.
+/// The smallest file system that XFS makes.
 const LENGTH_XFS: u64 = 320 << 20;
 
 /// A host's disk, and the file system with its state folder.
@@ -55,7 +56,7 @@ impl Host {
         host_disk
     }
 
-    /// It has what was stable.
+    /// Starts the host's disk with its stable content.
     fn power_on(&mut self, lab: &Lab, host: usize, seed: u64, is_new: bool) {
         self.volatile = Arc::new(Volatile::new(&self.file, seed));
         let disk = Disk::new(self.volatile.clone(), self.length, lab.path(host, "disk-of-fuse"));
@@ -69,13 +70,13 @@ impl Host {
             "noatime",
         ));
         self.disk = Some(disk);
-        // What is in the state folder is taken for volumes.
+        // Folders in the state folder are taken for volumes.
         let _ = std::fs::remove_dir(lab.path(host, "state/lost+found"));
     }
 
-    /// Nothing has it any more.
+    /// Takes the host's disk away.
     fn take_away(&mut self) {
-        // A file system that is unmounted well has written everything; this one must not.
+        // A proper unmount writes everything; this one must not.
         self.volatile.fail();
         self.volatile.end();
         drop(self.mounted.take());
@@ -83,7 +84,7 @@ impl Host {
     }
 }
 
-/// All that there is.
+/// The hosts, and the file system on the volume.
 struct World {
     hosts: [Host; 2],
     lab: Lab,
@@ -102,7 +103,7 @@ impl Drop for World {
     }
 }
 
-/// Power fails over and over until the time is over.
+/// Power fails again and again until the time is over.
 pub fn run(kind: Kind, seed: u64, time: Duration) {
     let length = match kind {
         Kind::Ext4 => LENGTH_EXT4,
@@ -136,7 +137,7 @@ pub fn run(kind: Kind, seed: u64, time: Duration) {
 }
 
 impl World {
-    /// The file system works, the volume moves, and power fails. Where it is served then.
+    /// The file system works, the volume moves, and power fails. Returns the host that serves afterwards.
     fn lose_power(&mut self, serving: usize, generation: u64) -> usize {
         let began = Instant::now();
         let sockets = [0, 1].map(|host| self.lab.socket(host, VOLUME));
@@ -179,14 +180,14 @@ impl World {
             (Some(point), 0 | 1) => vec![victim(point, serving)],
             _ => vec![0, 1],
         };
-        // At one moment.
+        // All at the same moment.
         follower.go();
         victims.iter().for_each(|&host| self.hosts[host].volatile.fail());
         for &host in &victims {
             if !self.lab.has_ended(host) {
                 self.lab.signal(host, Signal::KILL);
             }
-            // Its threads that wait for the disk never see the answer.
+            // The daemon's threads that wait for the disk never get the answer.
             self.hosts[host].volatile.end();
             self.lab.kill(host);
         }
@@ -230,7 +231,7 @@ impl World {
         order.spawn().expect("it runs")
     }
 
-    /// Begins a move, and waits for the daemon to end at that point.
+    /// Begins a move, and waits for the daemon to end at this point.
     fn move_until(&mut self, serving: usize, point: Point) -> Child {
         let victim = victim(point, serving);
         self.lab.kill(victim);
@@ -270,7 +271,7 @@ impl World {
         }
     }
 
-    /// The journal has been recovered. Nothing is wrong with the file system, and everything that was durable is whole.
+    /// The journal has been recovered. The file system has no errors, and all durable data are whole.
     fn check(&mut self, mounted: &Mounted) {
         let notes = self.lab.path(2, "promises");
         std::fs::write(&notes, serde_json::to_vec(&self.promises).expect("JSON")).expect("written");

@@ -1,6 +1,7 @@
 //! A block device of this process: a file that FUSE serves, and a loop device with direct I/O on it.
 //!
-//! Nobody in this process may map a file on such a device: a page fault that waits for it can keep the threads that serve it from working.
+//! No thread of this process may map a file on such a device: a page fault that waits for the device can
+//! block the threads that serve it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -30,7 +31,7 @@ const THREADS: usize = 4;
 pub trait Backend: Send + Sync + 'static {
     fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Zeros; the room may be given back.
+    /// Writes zeros; the room may be given back.
     fn zero(&self, offset: u64, length: u64, may_free: bool) -> io::Result<()>;
     fn flush(&self) -> io::Result<()>;
 }
@@ -54,7 +55,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A device of that many bytes. The file is made at `file`.
+    /// A device of this many bytes. The file is made at `file`.
     pub fn new<B: Backend>(backend: Arc<B>, length: u64, file: PathBuf) -> Self {
         let mut options = OpenOptions::new();
         options
@@ -83,7 +84,8 @@ impl Disk {
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file);
         let device = run(&mut losetup);
-        // Detached while it is open, it goes with its last user, also when this process is killed.
+        // A loop device that is detached while open goes with its last user, also when this process is
+        // killed.
         let open = File::open(&device).expect("it is there");
         run(Command::new("losetup").args(["--detach", &device]));
         Self {

@@ -1,4 +1,5 @@
-//! A client of a volume that goes where the volume goes: what a daemon did not carry out is asked of the one that serves now.
+//! A client of a volume that follows it from host to host: requests that one daemon did not carry out go to
+//! the one that serves now.
 
 use std::io;
 use std::net::Shutdown;
@@ -15,7 +16,7 @@ use crate::support::client::Client;
 /// The longest part of a request for zeros.
 const ZERO_BYTES: u64 = 1 << 30;
 
-/// Its connections, to either of two daemons.
+/// The client's connections, to either of two daemons.
 pub struct Follower {
     sockets: [PathBuf; 2],
     idle: Mutex<Vec<Client>>,
@@ -52,7 +53,7 @@ impl Follower {
         }
     }
 
-    /// Errors that the volume has answered, which a file system would have got.
+    /// Errors of the volume that a file system would have got.
     pub fn troubles(&self) -> Vec<String> {
         self.troubles.lock().expect("no panic").clone()
     }
@@ -110,9 +111,9 @@ impl Follower {
                     Some(libc::EIO | libc::EINVAL | libc::ENOSPC | libc::EPERM | libc::ENOMEM) => {
                         return Err(self.trouble(format!("{what}: {error}")));
                     }
-                    // An answer that never came.
+                    // The answer never came.
                     Some(libc::EAGAIN) => return Err(self.trouble(format!("{what}: no answer"))),
-                    // It has moved, or its daemon has gone.
+                    // The volume has moved, or its daemon has gone.
                     _ => {}
                 },
             }

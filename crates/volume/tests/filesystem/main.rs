@@ -1,8 +1,9 @@
-//! File systems on a volume that moves each 20 s: what is read is what was written, what was made durable outlives a power failure, and nothing is
-//! wrong with the file system at the end.
+//! File systems on a volume that moves each 20 s: reads return written data, durable data outlive a power
+//! failure, and the file system has no errors at the end.
 //!
-//! `make filesystem-test` has all of it, for `VERBATIM_FILESYSTEM_MINUTES`, in rounds of a few minutes by seeds from `VERBATIM_FILESYSTEM_SEED` on. Plain
-//! `cargo test` has half a minute of it. docs/volume-conformance.md lists the operations.
+//! `make filesystem-test` runs all of it, for `VERBATIM_FILESYSTEM_MINUTES`, in rounds of a few minutes by
+//! seeds from `VERBATIM_FILESYSTEM_SEED` on. Plain `cargo test` runs half a minute of it.
+//! docs/volume-conformance.md lists the operations.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -32,7 +33,7 @@ use support::find;
 /// The longest round.
 const ROUND: Duration = Duration::from_secs(240);
 
-/// What is needed is not there.
+/// Whether something that the tests need is missing.
 fn is_lacking() -> bool {
     let programs = ["losetup", "mount", "mkfs.ext4", "e2fsck"];
     let is_there = Path::new("/dev/fuse").exists() && programs.iter().all(|name| find(name).is_some());
@@ -51,7 +52,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     })
 }
 
-/// Rounds by seeds, in so many hundredths of the time that was asked for.
+/// Rounds by seeds, in this many hundredths of the requested time.
 fn rounds(share: u32, round: impl Fn(u64, Duration)) {
     if is_lacking() {
         return;
@@ -62,7 +63,7 @@ fn rounds(share: u32, round: impl Fn(u64, Duration)) {
     let mut seed = number("VERBATIM_FILESYSTEM_SEED", 1);
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        // What is left of a round is none.
+        // A round has 20 s at least.
         let this = left.min(ROUND).max(Duration::from_secs(20));
         round(seed, this);
         seed += 1;

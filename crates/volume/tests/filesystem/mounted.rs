@@ -1,4 +1,4 @@
-//! File systems on a device, which are made, mounted and looked through.
+//! File systems on a device: made, mounted and checked.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -26,7 +26,7 @@ impl Kind {
         };
     }
 
-    /// Nothing is wrong with it. It was unmounted.
+    /// Checks the unmounted file system for errors.
     pub fn check(self, device: &str) {
         match self {
             Self::Ext4 => run(Command::new("e2fsck").args(["-f", "-n", device])),
@@ -35,14 +35,14 @@ impl Kind {
     }
 }
 
-/// It is unmounted with it.
+/// A mounted file system, which is unmounted on drop.
 pub struct Mounted {
     pub path: PathBuf,
     is_mounted: bool,
 }
 
 impl Mounted {
-    /// The journal is recovered first, if there is something in it.
+    /// Mounts the file system. Its journal is recovered first, if it has entries.
     pub fn new(kind: Kind, device: &str, path: PathBuf, options: &str) -> Self {
         std::fs::create_dir_all(&path).expect("a folder");
         run(Command::new("mount")
@@ -54,7 +54,7 @@ impl Mounted {
         }
     }
 
-    /// All that was written goes to the device.
+    /// Unmounts the file system, which writes all data to the device.
     pub fn unmount(mut self) {
         self.is_mounted = false;
         run(Command::new("umount").arg(&self.path));
@@ -64,7 +64,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if self.is_mounted {
-            // Of a device that has gone, too.
+            // The device may have gone.
             let _ = Command::new("umount").arg(&self.path).output();
             let _ = Command::new("umount").arg("--lazy").arg(&self.path).output();
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Lab, NAMES};
 
-/// Moves the volume each `interval` until it is over. How often it has moved, and where it is.
+/// Moves the volume each `interval` until the end. Returns the number of moves, and the host of the volume.
 pub fn to_and_fro(lab: &Lab, volume: &str, interval: Duration, is_over: &AtomicBool) -> (u64, usize) {
     let (mut moves, mut host) = (0, 0);
     let mut next = Instant::now() + interval;

@@ -15,7 +15,7 @@ use crate::round::{Site, VOLUME};
 use crate::support::devices::run as run_program;
 use crate::support::until;
 
-/// Where Debian has its programs.
+/// The folder of PostgreSQL's programs in Debian.
 fn programs() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?;
     let folders = versions
@@ -27,13 +27,13 @@ fn programs() -> Option<PathBuf> {
 struct Postgres {
     programs: PathBuf,
     data: PathBuf,
-    /// Beside the volume, in a folder with a short name.
+    /// A folder beside the volume with a short name.
     sockets: tempfile::TempDir,
     server: Option<Child>,
 }
 
 impl Postgres {
-    /// A program of its, as the user `postgres`.
+    /// A program of PostgreSQL, as the user `postgres`.
     fn program(&self, name: &str) -> Command {
         let mut command = Command::new("setpriv");
         command
@@ -85,7 +85,7 @@ impl Postgres {
         std::fs::read_to_string(self.sockets.path().join("log")).unwrap_or_default()
     }
 
-    /// As power that fails for the database alone. Its other processes notice.
+    /// Kills the server, like a power failure for the database alone. Its other processes notice.
     fn kill(&mut self) {
         let mut server = self.server.take().expect("it runs");
         server.kill().expect("it is ours");
@@ -128,7 +128,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Whether a process works in that folder.
+/// Whether a process works in this folder.
 fn is_used(data: &Path, _: &Path) -> bool {
     let Ok(processes) = std::fs::read_dir("/proc") else {
         return false;
@@ -139,7 +139,7 @@ fn is_used(data: &Path, _: &Path) -> bool {
     folders.any(|folder| folder == data)
 }
 
-/// One client that notes each commit of which it has heard.
+/// A client that counts the commits that were acknowledged to it.
 struct Ledger {
     client: Child,
     reading: std::thread::JoinHandle<u64>,
@@ -160,7 +160,7 @@ impl Ledger {
         let reading = std::thread::spawn(move || {
             let mut last = first;
             let mut lines = output.lines();
-            // The next one is asked for when the last one is heard of.
+            // The next insert follows the answer to the last one.
             while writeln!(
                 input,
                 "INSERT INTO ledger VALUES ({}) RETURNING number;",
@@ -178,7 +178,7 @@ impl Ledger {
         Self { client, reading }
     }
 
-    /// The last commit of which it has heard.
+    /// The last acknowledged commit.
     fn end(mut self) -> u64 {
         let _ = self.client.kill();
         self.client.wait().expect("it ends");
@@ -186,7 +186,7 @@ impl Ledger {
     }
 }
 
-/// For so long. Nothing where it is not installed.
+/// Runs for this long; skipped if PostgreSQL is not installed.
 pub fn run(kind: Kind, seed: u64, time: Duration) {
     let Some(programs) = programs() else {
         eprintln!("skipped: PostgreSQL is not installed");
@@ -194,7 +194,7 @@ pub fn run(kind: Kind, seed: u64, time: Duration) {
     };
     let mut random = StdRng::seed_from_u64(seed);
     let site = Site::new(kind, "noatime");
-    // Another user goes through these.
+    // Another user has to pass these folders.
     for folder in [site.lab.path(2, ""), site.lab.path(2, "..")] {
         run_program(Command::new("chmod").arg("711").arg(folder));
     }

@@ -1,7 +1,8 @@
-//! Processes of this test's: those that work on a mounted file system must not be the one that serves its device.
+//! Processes of this test: work on a mounted file system must not run in the process that serves its device.
 //!
-//! Each is this program again, with one test that does nothing by itself. It takes its task from a variable of its environment, writes what it has
-//! done to its standard output, a line of JSON each, and ends when its standard input does.
+//! Each is this program again, with one test that does nothing by itself. It takes its task from an
+//! environment variable, reports its work on its standard output, a line of JSON each, and ends when its
+//! standard input does.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,31 +23,31 @@ use rand::Rng;
 
 const TASK: &str = "VERBATIM_FILESYSTEM_TASK";
 
-/// Between two operations of a process.
+/// Pause between two operations of a process.
 const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {
-    /// Operations at random, until it is ended; then it notes what the files have to be.
+    /// Random operations, until the input ends; then the process notes the expected content of the files.
     Operate {
         folder: PathBuf,
         is_xfs: bool,
         seed: u64,
         notes: PathBuf,
     },
-    /// The files are what was noted.
+    /// Compares the files with the notes.
     Verify { notes: PathBuf },
-    /// Files that are made durable, which is told (`crash.rs`).
+    /// Makes files durable, and reports each of them (`crash.rs`).
     Promise {
         folder: PathBuf,
         generation: u64,
         seed: u64,
     },
-    /// The files are as durable as was told.
+    /// Checks that the reported files are durable.
     Keep { folder: PathBuf, promises: PathBuf },
 }
 
-/// What a file has to be.
+/// The expected state of a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
     path: PathBuf,
@@ -57,10 +58,10 @@ struct Note {
     attributes: BTreeMap<String, Vec<u8>>,
 }
 
-/// How often each operation was carried out, and found not to be there.
+/// Number of runs of each operation, and of runs without support.
 pub type Counts = BTreeMap<String, (u64, u64)>;
 
-/// A process; it is killed with it.
+/// A process, which is killed on drop.
 pub struct Process {
     child: Child,
     input: Option<ChildStdin>,
@@ -79,7 +80,7 @@ impl Process {
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("it is piped"));
         let reading = std::thread::spawn(move || {
-            // A line that was cut off is none.
+            // A line that was cut off does not count.
             let lines = output.lines().map_while(Result::ok);
             lines
                 .filter(|line| line.starts_with('{') && line.ends_with('}'))
@@ -92,12 +93,12 @@ impl Process {
         }
     }
 
-    /// It has ended by itself, which it must not.
+    /// Whether the process has ended by itself, which it must not.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("it is ours").is_some()
     }
 
-    /// Has it end, well; what it wrote.
+    /// Ends the process properly; returns its output.
     pub fn stop(mut self) -> Vec<String> {
         drop(self.input.take());
         let status = self.child.wait().expect("it ends");
@@ -108,7 +109,7 @@ impl Process {
         self.reading.take().expect("it is read").join().expect("no panic")
     }
 
-    /// What it wrote until it was killed, or ended.
+    /// Kills the process, or waits for its end; returns its output.
     pub fn kill(mut self) -> Vec<String> {
         let _ = self.child.kill();
         self.child.wait().expect("it ends");
@@ -123,7 +124,7 @@ impl Drop for Process {
     }
 }
 
-/// Writes a line that the other process gets at once.
+/// Writes a line, and flushes it.
 pub fn tell(line: &impl Serialize) {
     let mut line = serde_json::to_string(line).expect("JSON");
     line.push('\n');
@@ -134,7 +135,7 @@ pub fn tell(line: &impl Serialize) {
         .expect("somebody reads");
 }
 
-/// Set when the input ends.
+/// A flag that is set when the input ends.
 fn end() -> Arc<AtomicBool> {
     let is_over = Arc::new(AtomicBool::new(false));
     let setting = is_over.clone();
@@ -145,7 +146,7 @@ fn end() -> Arc<AtomicBool> {
     is_over
 }
 
-/// What this process was started for, if it was.
+/// Runs the task of this process, if it has one.
 pub fn run_task() {
     let Ok(task) = std::env::var(TASK) else {
         return;
@@ -180,7 +181,7 @@ fn operate(folder: PathBuf, is_xfs: bool, seed: u64, notes: &Path) {
             Outcome::Done => count.0 += 1,
             Outcome::NotHere => count.1 += 1,
         }
-        // A copy takes what tenants leave.
+        // A copy takes the room that tenants leave.
         std::thread::sleep(PAUSE);
         if work.random.random_bool(0.1) {
             work.check(&format!("seed {seed}: after {name}"))

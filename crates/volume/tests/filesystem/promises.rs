@@ -1,4 +1,5 @@
-//! Files that are made durable while power may fail at any moment: each promise is told when the system call that gives it has come back.
+//! Files that are made durable while power may fail at any moment: each promise is reported when its system
+//! call has returned.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,24 +19,24 @@ const REPLACED: u64 = 6;
 /// Files that live for a while.
 const LIVING: usize = 40;
 
-/// Between two files.
+/// Pause between two files.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// What was promised of a name.
+/// A promise about a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Promise {
-    /// The file has that version, or a later one.
+    /// The file has this version, or a later one.
     Has { name: String, version: u64 },
-    /// It is about to be deleted: it may be there or not.
+    /// The file is about to be deleted: it may exist or not.
     Leaves { name: String },
-    /// It is not there.
+    /// The file does not exist.
     Gone { name: String },
 }
 
-/// What holds at last, by name.
+/// The last promises, by name.
 pub type Promises = BTreeMap<String, Promise>;
 
-/// Notes what a process has told.
+/// Notes the promises that a process has reported.
 pub fn note(promises: &mut Promises, lines: &[String]) {
     for line in lines {
         let promise: Promise = serde_json::from_str(line).expect("a promise");
@@ -44,7 +45,7 @@ pub fn note(promises: &mut Promises, lines: &[String]) {
     }
 }
 
-/// A file says itself what it is: its version, its length, bytes that follow from both, and their fingerprint.
+/// A file identifies itself: by its version, its length, bytes that follow from both, and their fingerprint.
 fn content(name: &str, version: u64, length: usize) -> Vec<u8> {
     let seed = *blake3::hash(format!("{name} {version}").as_bytes()).as_bytes();
     let mut data = vec![0; length];
@@ -57,18 +58,18 @@ fn content(name: &str, version: u64, length: usize) -> Vec<u8> {
     whole
 }
 
-/// The version of a file that is whole.
+/// The version of a complete file.
 fn version_of(name: &str, found: &[u8]) -> Option<u64> {
     let version = u64::from_le_bytes(found.get(..8)?.try_into().ok()?);
     let length = u64::from_le_bytes(found.get(8..16)?.try_into().ok()?);
-    // A length that nobody wrote.
+    // The length may be one that was never written.
     let length = usize::try_from(length)
         .ok()
         .filter(|&length| length < found.len())?;
     (found == content(name, version, length)).then_some(version)
 }
 
-/// Until the input ends, or the disk does.
+/// Makes files until the input ends, or the disk fails.
 pub fn make(folder: &Path, generation: u64, seed: u64, is_over: &AtomicBool) {
     let mut maker = Maker {
         random: StdRng::seed_from_u64(seed),
@@ -79,11 +80,11 @@ pub fn make(folder: &Path, generation: u64, seed: u64, is_over: &AtomicBool) {
         return;
     }
     while !is_over.load(Ordering::Relaxed) {
-        // The device has gone: that is what this is for.
+        // An error means that the device has gone, which is expected.
         if maker.one(folder).is_err() {
             return;
         }
-        // A copy takes what tenants leave.
+        // A copy takes the room that tenants leave.
         std::thread::sleep(PAUSE);
     }
 }
@@ -95,14 +96,14 @@ struct Maker {
 }
 
 impl Maker {
-    /// Deletes what earlier ones have left, but for what is replaced.
+    /// Deletes the files of earlier makers, except those that are replaced.
     fn tidy(&mut self, folder: &Path) -> io::Result<()> {
         for entry in fs::read_dir(folder)? {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if name == "lost+found" || (name.starts_with("replaced") && !name.ends_with(".new")) {
                 continue;
             }
-            // Of the others nothing was promised.
+            // The other names have no promise.
             if name.starts_with("new-") || (name.starts_with("linked-") && !name.ends_with(".first")) {
                 tell(&Promise::Leaves { name: name.clone() });
             }
@@ -120,7 +121,7 @@ impl Maker {
             _ => self.random.random_range(0..20_000),
         };
         match self.random.random_range(0..10) {
-            // One takes the place of an older one.
+            // A file takes the place of an older one.
             0..4 => {
                 let name = format!("replaced-{}", self.random.random_range(0..REPLACED));
                 let new = folder.join(format!("{name}.new"));
@@ -131,7 +132,7 @@ impl Maker {
                 File::open(folder)?.sync_all()?;
                 tell(&Promise::Has { name, version });
             }
-            // A new one, by several writes, of which the last makes all durable.
+            // A new file, by several writes; the last one makes all of them durable.
             4..8 => {
                 let name = format!("new-{version:x}");
                 let data = content(&name, version, length);
@@ -144,7 +145,7 @@ impl Maker {
                 self.living.push(name.clone());
                 tell(&Promise::Has { name, version });
             }
-            // One gets a second name, in a folder of its own, and loses the first.
+            // A file gets a second name, in a folder of its own, and loses the first.
             8 => {
                 let name = format!("linked-{version:x}");
                 let first = folder.join(format!("{name}.first"));
@@ -157,7 +158,7 @@ impl Maker {
                 self.living.push(name.clone());
                 tell(&Promise::Has { name, version });
             }
-            // What is neither durable nor told is beside all that.
+            // A file that is neither durable nor promised.
             _ => {
                 let name = format!("loose-{}", version % 8);
                 fs::write(folder.join(name), content("loose", version, length))?;
@@ -174,7 +175,7 @@ impl Maker {
     }
 }
 
-/// Every promise was kept.
+/// Checks that every promise was kept.
 pub fn check(folder: &Path, promises: &Path) {
     let promises: Promises = serde_json::from_slice(&fs::read(promises).expect("promises")).expect("JSON");
     let mut broken = Vec::new();

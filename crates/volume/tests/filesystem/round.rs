@@ -1,4 +1,5 @@
-//! One round: a file system on a volume that moves each 20 s, processes that work on it, and tools of others'.
+//! One round: a file system on a volume that moves each 20 s, processes that work on it, and tools of other
+//! projects.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,7 +25,7 @@ pub const VOLUME: &str = "fs";
 /// Processes that work on files at a time.
 const PROCESSES: u64 = 2;
 
-/// A volume that is used by whoever mounts it, wherever it is.
+/// A volume with a mounted file system, and a client that follows it from host to host.
 pub struct Site {
     pub mounted: Option<Mounted>,
     pub disk: Disk,
@@ -67,7 +68,7 @@ impl Site {
         &self.mounted.as_ref().expect("it is mounted").path
     }
 
-    /// Unmounted, nothing is wrong with it; it is mounted again.
+    /// Unmounts the file system, checks it for errors, and mounts it again.
     pub fn check(&mut self) {
         self.mounted.take().expect("it is mounted").unmount();
         self.kind.check(&self.disk.device);
@@ -75,7 +76,7 @@ impl Site {
         self.mounted = Some(Mounted::new(self.kind, &self.disk.device, path, "noatime"));
     }
 
-    /// It is unmounted, and moves for the last time: both hosts have the same.
+    /// Unmounts the file system, and moves the volume for the last time: both hosts have the same data.
     pub fn end(mut self, host: usize) {
         self.mounted.take().expect("it is mounted").unmount();
         self.kind.check(&self.disk.device);
@@ -94,7 +95,7 @@ impl Site {
     }
 }
 
-/// The first place at which two files differ.
+/// The first offset at which two files differ.
 fn first_difference(one: &Path, other: &Path) -> Option<u64> {
     let open = |path| File::open(path).expect("it is there");
     let (mut files, mut at) = ([open(one), open(other)], 0);
@@ -115,7 +116,7 @@ fn first_difference(one: &Path, other: &Path) -> Option<u64> {
     }
 }
 
-/// A file system of that kind, for so long.
+/// Runs a file system of this kind, for this long.
 pub fn run(kind: Kind, seed: u64, time: Duration) {
     let mut random = StdRng::seed_from_u64(seed);
     let options = if random.random() {

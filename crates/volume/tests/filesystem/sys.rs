@@ -1,4 +1,4 @@
-//! Mapped files, and system calls that no library of ours has.
+//! Mapped files, and system calls without a form in our libraries.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ struct CloneRange {
 /// `_IOW(0x94, 13, struct file_clone_range)`.
 const FICLONERANGE: libc::Ioctl = 0x4020_940D;
 
-/// A file in memory, shared with all who use it.
+/// A file in memory, shared with all its users.
 pub struct Map {
     start: *mut std::ffi::c_void,
     length: usize,
@@ -53,7 +53,7 @@ impl Map {
         };
     }
 
-    /// What was written is on the disk.
+    /// Makes the written bytes durable.
     pub fn sync(&self) -> io::Result<()> {
         // SAFETY: the mapping is ours, and has that length.
         Ok(unsafe { rustix::mm::msync(self.start, self.length, MsyncFlags::SYNC) }?)
@@ -67,7 +67,7 @@ impl Drop for Map {
     }
 }
 
-/// Has a part of one file share its room with a part of another.
+/// Makes a part of one file share its blocks with a part of another.
 pub fn clone_range(to: &File, offset: u64, from: &File, from_offset: u64, length: u64) -> io::Result<()> {
     let range = CloneRange {
         source: from.as_raw_fd().into(),
@@ -82,7 +82,7 @@ pub fn clone_range(to: &File, offset: u64, from: &File, from_offset: u64, length
     }
 }
 
-/// Writes that part of the page cache, and waits for it.
+/// Writes this part of the page cache, and waits for it.
 pub fn sync_range(file: &File, offset: u64, length: u64) -> io::Result<()> {
     let flags =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;

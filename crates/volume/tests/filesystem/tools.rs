@@ -1,11 +1,12 @@
-//! What others have written to try a file system with, as far as it is installed. Each looks itself whether it reads what it wrote.
+//! Test tools of other projects for file systems, as far as they are installed. Each compares its reads with
+//! its writes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::support::find;
 
-/// How a tool has ended.
+/// Result of a tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     Well,
@@ -14,7 +15,7 @@ pub enum Ended {
 
 type Tool = fn(&Path, u64) -> Option<Command>;
 
-/// All of them. One is not there if it gives no command.
+/// All tools. A tool without a command is not installed.
 pub const TOOLS: &[(&str, Tool)] = &[
     ("fsx", fsx),
     ("fio-direct", |folder, seed| {
@@ -67,7 +68,7 @@ fn command(program: &str, arguments: &[&str], last: Option<&Path>) -> Command {
 }
 
 fn fsx(folder: &Path, seed: u64) -> Option<Command> {
-    // `./setup.sh --filesystem` puts it there.
+    // `./setup.sh --filesystem` installs it there.
     let own = std::env::var_os("VERBATIM_FSX").map(PathBuf::from);
     let program = own.or_else(|| find("fsx"))?;
     let mut command = Command::new(program);
@@ -116,7 +117,7 @@ fn dbench(folder: &Path, _: u64) -> Option<Command> {
         .map(|_| command)
 }
 
-/// The file system stands still for a moment, as for a snapshot.
+/// Freezes the file system for a moment, as for a snapshot.
 fn freeze(folder: &Path, _: u64) -> Option<Command> {
     let mut command = Command::new("sh");
     command
@@ -125,7 +126,7 @@ fn freeze(folder: &Path, _: u64) -> Option<Command> {
     Some(command)
 }
 
-/// Runs one in a folder of its own; it must end well.
+/// Runs a tool in a folder of its own; it must succeed.
 pub fn run(tool: usize, folder: &Path, seed: u64) -> Ended {
     let (name, tool) = TOOLS[tool];
     let Some(mut command) = tool(folder, seed) else {

@@ -1,4 +1,5 @@
-//! A disk with a write cache, as disks have: what was not flushed is lost when power fails, or some of it, sector by sector.
+//! A disk with a write cache: at a power failure unflushed writes are lost, all or some of them, sector by
+//! sector.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use crate::disk::Backend;
 
 const SECTOR: usize = 512;
-/// More than that is not kept in the cache: half of it goes to the disk, in no order.
+/// The most sectors in the cache; beyond that, half of them go to the disk in no order.
 const CACHED: usize = 16 << 10;
 
 type Sector = [u8; SECTOR];
@@ -22,7 +23,7 @@ enum Power {
     On,
     /// Requests wait, and get no answer.
     Fails,
-    /// All that come fail.
+    /// All new requests fail.
     Off,
 }
 
@@ -39,7 +40,7 @@ pub struct Volatile {
 }
 
 impl Volatile {
-    /// The disk whose stable part is that file, which has its length.
+    /// The disk with this file as its stable part, of the same length.
     pub fn new(file: &Path, seed: u64) -> Self {
         let stable = File::options().read(true).write(true).open(file).expect("a disk");
         let state = State {
@@ -54,7 +55,8 @@ impl Volatile {
         }
     }
 
-    /// From now on nothing reaches the disk, and nobody gets an answer. Of what the cache has, sectors remain by chance.
+    /// From now on nothing reaches the disk, and no request is answered. A random part of the cached sectors
+    /// has reached it.
     pub fn fail(&self) {
         let mut state = self.state.lock().expect("no panic");
         state.power = Power::Fails;
@@ -67,7 +69,7 @@ impl Volatile {
         }
     }
 
-    /// Those who wait are told that there is no disk any more. Whoever they are should have been killed before.
+    /// Fails the requests that wait. The processes that made them should have been killed before.
     pub fn end(&self) {
         self.state.lock().expect("no panic").power = Power::Off;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! Files, and beside each what has to be in it.
+//! Files, and the expected content of each.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// What file systems count in.
+/// The block size of the file systems.
 pub const BLOCK: usize = 4096;
 /// The longest file.
 pub const LONGEST: usize = 2 << 20;
 const FILES: usize = 5;
 
-/// A file, and what has to be in it.
+/// A file, and its expected content.
 pub struct Subject {
     pub path: PathBuf,
     pub file: File,
@@ -23,7 +23,7 @@ pub struct Subject {
     pub attributes: BTreeMap<String, Vec<u8>>,
 }
 
-/// What one process works with: a folder of its own.
+/// The files of one process, in a folder of its own.
 pub struct Work {
     pub folder: PathBuf,
     pub subjects: Vec<Subject>,
@@ -31,10 +31,10 @@ pub struct Work {
     pub is_xfs: bool,
 }
 
-/// How an operation has ended.
+/// Result of an operation.
 pub enum Outcome {
     Done,
-    /// This file system, or this file, does not have it.
+    /// This file system, or this file, does not support the operation.
     NotHere,
 }
 
@@ -71,7 +71,7 @@ impl Aligned {
     }
 }
 
-/// The first place at which the two differ fails the test.
+/// Fails the test at the first difference.
 pub fn compare(what: &str, path: &Path, offset: usize, found: &[u8], wanted: &[u8]) {
     if found == wanted {
         return;
@@ -110,7 +110,7 @@ impl Subject {
         })
     }
 
-    /// The file opened once more.
+    /// Opens the file once more.
     pub fn open_with(&self, flags: i32) -> io::Result<File> {
         File::options()
             .read(true)
@@ -119,7 +119,7 @@ impl Subject {
             .open(&self.path)
     }
 
-    /// It has to have that there from now on.
+    /// Sets the expected bytes at this offset.
     pub fn has(&mut self, offset: usize, data: &[u8]) {
         if data.is_empty() {
             return;
@@ -137,7 +137,7 @@ impl Subject {
         Ok(())
     }
 
-    /// All of it is what it has to be.
+    /// Compares the whole file with its expected content.
     pub fn check(&self, what: &str) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         let mut found = vec![0; length as usize];
@@ -151,7 +151,7 @@ impl Subject {
         Ok(())
     }
 
-    /// What the device has of it.
+    /// Compares the content on the device.
     pub fn check_direct(&self, what: &str) -> io::Result<()> {
         let file = self.open_with(libc::O_DIRECT)?;
         let whole = self.content.len().next_multiple_of(BLOCK);
@@ -196,7 +196,7 @@ impl Work {
         (one, other)
     }
 
-    /// Bytes that nobody has written before.
+    /// Bytes that were not written before.
     pub fn noise(&mut self, longest: usize) -> Vec<u8> {
         let mut data = vec![0; self.random.random_range(1..=longest)];
         self.random.fill(data.as_mut_slice());
@@ -210,7 +210,7 @@ impl Work {
         data
     }
 
-    /// A file that has `blocks` whole blocks at least, and the number of those that it has.
+    /// A file with `blocks` whole blocks at least, and the number of its blocks.
     pub fn with_blocks(&mut self, blocks: usize) -> io::Result<(usize, usize)> {
         let index = self.random.random_range(0..self.subjects.len());
         let length = self.subjects[index].content.len();

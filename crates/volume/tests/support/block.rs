@@ -7,7 +7,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::find;
 
-/// What is needed: root, FUSE, loop devices, and a program that makes a file system.
+/// The missing requirement, if there is one: root, FUSE, loop devices, and a program that makes a file
+/// system.
 pub fn obstacle() -> Option<&'static str> {
     let needed = ["/dev/fuse", "/dev/loop-control"];
     match rustix::process::geteuid().is_root() {
@@ -18,7 +19,7 @@ pub fn obstacle() -> Option<&'static str> {
     }
 }
 
-/// A mounted file system, that is unmounted with it.
+/// A mounted file system, which is unmounted on drop.
 pub struct Mounted(tempfile::TempDir);
 
 impl Mounted {
@@ -41,14 +42,14 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         match std::thread::panicking() {
-            // Its daemon may not be there any more.
+            // The daemon of the device may be gone.
             true => drop(rustix::mount::unmount(self.0.path(), UnmountFlags::DETACH)),
             false => rustix::mount::unmount(self.0.path(), UnmountFlags::empty()).expect("nobody uses it"),
         }
     }
 }
 
-/// What the kernel has behind a loop device; nothing where that is free.
+/// The file behind a loop device; `None` if the device is free.
 pub fn backing(device: &str) -> Option<String> {
     let name = device.strip_prefix("/dev/").expect("a device");
     std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).ok()

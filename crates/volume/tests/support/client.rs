@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// So long a daemon may be silent to a client.
+/// Limit for a daemon's answer to a client.
 const SILENCE: Duration = Duration::from_secs(30);
 
 pub struct Client {

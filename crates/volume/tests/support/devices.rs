@@ -13,7 +13,7 @@ pub fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text").trim().to_owned()
 }
 
-/// Whether loop devices and mounts can be had. Says why if not.
+/// Whether loop devices and mounts are available. Reports the reason if not.
 pub fn can_have_devices() -> bool {
     let programs = ["losetup", "blockdev", "mount", "umount"];
     let is_there =
@@ -25,7 +25,7 @@ pub fn can_have_devices() -> bool {
     can
 }
 
-/// A block device over a file; it goes with it.
+/// A block device over a file, removed on drop.
 pub struct Loop {
     pub device: String,
 }
@@ -36,7 +36,7 @@ impl Loop {
         Self { device }
     }
 
-    /// The page cache has nothing of it any more that the disk does not have.
+    /// Drops the device's pages from the page cache, after a write-back.
     pub fn forget(&self) {
         run(Command::new("blockdev").args(["--flushbufs", &self.device]));
     }
@@ -48,7 +48,7 @@ impl Drop for Loop {
     }
 }
 
-/// A file system in memory; it goes with it.
+/// A file system in memory, unmounted on drop.
 pub struct Memory(pub PathBuf);
 
 impl Memory {

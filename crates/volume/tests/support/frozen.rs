@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::find;
 
-/// Goes on with it, and is unmounted.
+/// The disk. It is thawed and unmounted on drop.
 pub struct Disk {
     folder: tempfile::TempDir,
     is_frozen: bool,
@@ -18,7 +18,7 @@ fn run(program: &str, args: &[&Path]) -> bool {
 }
 
 impl Disk {
-    /// With room for that many MiB; nothing, and a word, where there can be none.
+    /// A disk with this many MiB; `None`, with a message, if that is impossible.
     pub fn new(mib: u64) -> Option<Self> {
         let needed = ["mkfs.ext4", "fsfreeze", "mount"];
         let lack = needed.into_iter().find(|program| find(program).is_none());
@@ -48,12 +48,12 @@ impl Disk {
         self.folder.path().join("mounted")
     }
 
-    /// A file on it.
+    /// A file on the disk.
     pub fn file(&self, name: &str) -> String {
         self.mounted().join(name).to_str().expect("text").to_owned()
     }
 
-    /// Writers wait from now on.
+    /// Makes writers wait from now on.
     pub fn hang(&mut self) {
         assert!(
             run("fsfreeze", &[Path::new("-f"), &self.mounted()]),
@@ -62,7 +62,7 @@ impl Disk {
         self.is_frozen = true;
     }
 
-    /// It goes on.
+    /// Lets writers go on.
     pub fn go_on(&mut self) {
         if std::mem::take(&mut self.is_frozen) {
             assert!(
@@ -78,7 +78,7 @@ impl Drop for Disk {
         if self.is_frozen {
             run("fsfreeze", &[Path::new("-u"), &self.mounted()]);
         }
-        // A daemon that has a file there may end later.
+        // A daemon with a file on the disk may end later.
         run("umount", &[Path::new("-l"), &self.mounted()]);
     }
 }

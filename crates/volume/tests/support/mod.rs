@@ -26,22 +26,22 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 use verbatim_certificates::Authority;
 
-/// So long anything may take on a busy machine.
+/// Limit for anything on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_verbatim-volume-with-faults");
 
-/// Daemons end with it.
+/// The hosts. Their daemons end on drop.
 pub struct Lab {
     folder: tempfile::TempDir,
     port: u16,
     daemons: [Option<Child>; 3],
-    /// For the daemons that are started from now on.
+    /// Options of daemons that are started from now on.
     pub options: Vec<String>,
     pub damage: Option<u64>,
-    /// So many a daemon may have open, if it is said.
+    /// Limit of a daemon's open files, if there is one.
     pub files: Option<u64>,
-    /// For the environment of the daemons that are started from now on.
+    /// Environment of daemons that are started from now on.
     pub environment: Vec<(&'static str, &'static str)>,
     pub authority: Authority,
     rnics: [Option<rnic::Rnic>; 2],
@@ -51,7 +51,7 @@ pub struct Lab {
 pub const NAMES: [&str; 3] = ["a", "b", "c"];
 
 impl Lab {
-    /// The first two run.
+    /// The first two daemons run.
     pub fn new() -> Self {
         let mut lab = Self::without_daemons();
         lab.start(0, None);
@@ -59,11 +59,11 @@ impl Lab {
         lab
     }
 
-    /// None runs yet.
+    /// No daemon runs yet.
     pub fn without_daemons() -> Self {
         static LABS: AtomicU8 = AtomicU8::new(1);
         let number = LABS.fetch_add(1, Ordering::Relaxed);
-        // Addresses that no other test has, and a port that is free on the first.
+        // Addresses of this test alone, and a port that is free on the first.
         let pid = std::process::id().to_le_bytes();
         let address = |host: u8| {
             Ipv4Addr::new(
@@ -89,7 +89,7 @@ impl Lab {
             let identity = authority
                 .issue(name, address(host).into())
                 .expect("a certificate");
-            // The second names are those that libnbd and QEMU look for.
+            // The second names are the ones that libnbd and QEMU use.
             for (names, text) in [
                 (["ca.pem", "ca-cert.pem"], authority.certificate()),
                 (["cert.pem", "client-cert.pem"], identity.certificate.as_str()),
@@ -114,7 +114,7 @@ impl Lab {
         }
     }
 
-    /// An RNIC on each host; none of the daemons runs yet, and they copy by RDMA.
+    /// An RNIC on each host; no daemon runs yet, and daemons copy by RDMA.
     pub fn with_rnics() -> Self {
         let mut lab = Self::without_daemons();
         let list = std::fs::read_to_string(lab.path(0, "config/hosts.json")).expect("it is there");
@@ -127,12 +127,12 @@ impl Lab {
         lab
     }
 
-    /// Kills that host's RNIC.
+    /// Kills this host's RNIC.
     pub fn kill_rnic(&mut self, host: usize) {
         drop(self.rnics[host].take().expect("it runs"));
     }
 
-    /// A path of that host.
+    /// A path of this host.
     pub fn path(&self, host: usize, name: &str) -> PathBuf {
         self.folder.path().join(NAMES[host]).join(name)
     }
@@ -143,7 +143,7 @@ impl Lab {
         list[host]["address"].as_str().expect("an address").to_owned()
     }
 
-    /// Where that host's daemon takes those of other hosts.
+    /// The address of this host's daemon for daemons of other hosts.
     pub fn peer_address(&self, host: usize) -> String {
         format!("{}:{}", self.address(host), self.port)
     }
@@ -159,17 +159,17 @@ impl Lab {
         )
     }
 
-    /// Where that host's daemon takes clients that use TLS.
+    /// The address of this host's daemon for clients that use TLS.
     pub fn nbd_address(&self, host: usize) -> String {
         format!("{}:{}", self.address(host), self.nbd_port())
     }
 
-    /// Of the daemons for each other.
+    /// The port of the daemons for each other.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// How many files that host's daemon has open.
+    /// Number of files that this host's daemon has open.
     pub fn open_files(&self, host: usize) -> usize {
         let folder = format!("/proc/{}/fd", self.pid(host).as_raw_nonzero());
         std::fs::read_dir(folder).expect("it runs").count()
@@ -179,11 +179,11 @@ impl Lab {
         self.port ^ 1
     }
 
-    /// Starts that host's daemon, which ends itself at that point, and waits until it takes orders.
+    /// Starts this host's daemon, which kills itself at this point, and waits until it takes orders.
     pub fn start(&mut self, host: usize, die_at: Option<&str>) {
         assert!(self.daemons[host].is_none(), "it runs already");
         let socket = self.path(host, "run/volumes.sock");
-        // One that is left over would be taken for the new one's.
+        // A socket that is left over would be taken for the new one.
         let _ = std::fs::remove_file(&socket);
         let path = self.path(host, "log");
         let log = std::fs::File::options()
@@ -193,7 +193,7 @@ impl Lab {
             .expect("a log");
         let mut command = match self.files {
             None => Command::new(PROGRAM),
-            // It becomes the program.
+            // `prlimit` becomes the program.
             Some(files) => {
                 let mut command = Command::new("prlimit");
                 command.arg(format!("--nofile={files}:{files}")).arg(PROGRAM);
@@ -231,7 +231,7 @@ impl Lab {
             command.env("VERBATIM_VOLUME_DIE_AT", point);
         }
         self.daemons[host] = Some(command.spawn().expect("it starts"));
-        // It is there a moment before anybody listens on it.
+        // The socket exists a moment before the daemon listens on it.
         until("a daemon takes orders", || UnixStream::connect(&socket).is_ok());
     }
 
@@ -239,12 +239,12 @@ impl Lab {
         Pid::from_child(self.daemons[host].as_ref().expect("it runs"))
     }
 
-    /// Sends that to that host's daemon.
+    /// Sends a signal to this host's daemon.
     pub fn signal(&self, host: usize, signal: Signal) {
         kill_process(self.pid(host), signal).expect("it is there");
     }
 
-    /// Has that host's daemon open so many files at most.
+    /// Limits the open files of this host's daemon.
     pub fn limit_files(&self, host: usize, files: u64) {
         let limit = Rlimit {
             current: Some(files),
@@ -253,16 +253,16 @@ impl Lab {
         prlimit(Some(self.pid(host)), Resource::Nofile, limit).expect("it is there");
     }
 
-    /// Kills that host's daemon.
+    /// Kills this host's daemon.
     pub fn kill(&mut self, host: usize) {
         if let Some(mut child) = self.daemons[host].take() {
-            // It may have ended itself.
+            // The daemon may have ended itself.
             let _ = child.kill();
             child.wait().expect("it ends");
         }
     }
 
-    /// Ends that host's daemon as an operator does for a restart, and waits for it.
+    /// Ends this host's daemon as an operator does for a restart, and waits for it.
     pub fn end(&mut self, host: usize) {
         self.signal(host, Signal::TERM);
         let mut child = self.daemons[host].take().expect("it runs");
@@ -274,18 +274,18 @@ impl Lab {
         assert!(status.is_some_and(|status| status.success()), "{}", self.logs());
     }
 
-    /// Waits for the end of that host's daemon, which somebody has ended.
+    /// Waits for the end of this host's daemon.
     pub fn ends(&mut self, host: usize) {
         until("a daemon ends", || self.has_ended(host));
         self.daemons[host] = None;
     }
 
-    /// The process of that host's daemon.
+    /// The process of this host's daemon.
     pub fn process(&self, host: usize) -> u32 {
         self.pid(host).as_raw_nonzero().get() as u32
     }
 
-    /// Where the keepers of that host's devices are.
+    /// Paths of the keepers of this host's devices.
     pub fn keepers(&self, host: usize) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.path(host, "run/volumes")) else {
             return Vec::new();
@@ -296,18 +296,18 @@ impl Lab {
             .collect()
     }
 
-    /// What a host's daemons have said.
+    /// The log of a host's daemons.
     pub fn log(&self, host: usize) -> String {
         std::fs::read_to_string(self.path(host, "log")).unwrap_or_default()
     }
 
-    /// Whether it has ended.
+    /// Whether this host's daemon has ended.
     pub fn has_ended(&mut self, host: usize) -> bool {
         let child = self.daemons[host].as_mut().expect("it was started");
         child.try_wait().expect("it is ours").is_some()
     }
 
-    /// A command, which is not waited for.
+    /// A command, not started yet.
     pub fn command(&self, host: usize, args: &[&str]) -> Command {
         let mut command = Command::new(PROGRAM);
         command
@@ -317,12 +317,12 @@ impl Lab {
         command
     }
 
-    /// A command, and how it ends.
+    /// Runs a command, and returns its result.
     pub fn try_order(&self, host: usize, args: &[&str]) -> Output {
         self.command(host, args).output().expect("it runs")
     }
 
-    /// Whether a command goes well before patience ends; then it is ended.
+    /// Whether a command succeeds before [`PATIENCE`] ends; then it is ended.
     pub fn ends_in_time(&self, host: usize, args: &[&str]) -> bool {
         let mut child = self.command(host, args).spawn().expect("it runs");
         let end = Instant::now() + PATIENCE;
@@ -339,7 +339,7 @@ impl Lab {
         }
     }
 
-    /// A command that must go well; what it writes.
+    /// Runs a command that must succeed; returns its output.
     pub fn order(&self, host: usize, args: &[&str]) -> String {
         let output = self.try_order(host, args);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -361,7 +361,7 @@ impl Lab {
             .then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
     }
 
-    /// What a copy is on a host.
+    /// The role of a copy on a host.
     pub fn role(&self, host: usize, volume: &str) -> String {
         let status = self.status(host, volume);
         status.map_or("none".into(), |status| {
@@ -374,7 +374,7 @@ impl Lab {
         self.volume_at(0, name, size);
     }
 
-    /// A volume that is attached on that host.
+    /// A volume that is attached on this host.
     pub fn volume_at(&self, host: usize, name: &str, size: &str) {
         self.order(host, &["create", name, "--size", size]);
         self.order(host, &["attach", name]);
@@ -390,7 +390,7 @@ impl Lab {
         std::fs::read(self.path(host, "state").join(volume).join("data")).expect("it is there")
     }
 
-    /// What the daemons have said.
+    /// The logs of all daemons.
     pub fn logs(&self) -> String {
         let log = |host| std::fs::read_to_string(self.path(host, "log")).unwrap_or_default();
         format!("--- a\n{}--- b\n{}--- c\n{}", log(0), log(1), log(2))
@@ -401,7 +401,7 @@ impl Drop for Lab {
     fn drop(&mut self) {
         for host in 0..NAMES.len() {
             self.kill(host);
-            // Nobody comes for what they keep.
+            // No daemon follows for the keepers.
             for path in self.keepers(host) {
                 if let Some(keeper) = verbatim_keeper::Keeper::find_within(&path, PATIENCE) {
                     keeper.end();
@@ -411,7 +411,7 @@ impl Drop for Lab {
     }
 }
 
-/// Waits until that is so.
+/// Waits until `is_so` holds.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is_so() {
@@ -420,7 +420,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Where a program is, if it is installed.
+/// The path of a program, if it is installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)

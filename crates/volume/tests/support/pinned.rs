@@ -3,14 +3,14 @@
 use std::fs::File;
 use std::path::Path;
 
-/// All of them stay until it is dropped.
+/// Pages that stay in the page cache until this is dropped.
 pub struct Pinned {
     start: *mut std::ffi::c_void,
     length: usize,
 }
 
 impl Pinned {
-    /// The first `length` bytes of a device or file, which are read if they are not there.
+    /// The first `length` bytes of a device or file, which are read if necessary.
     pub fn of(path: &Path, length: usize) -> Self {
         let file = File::open(path).expect("it can be read");
         let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);

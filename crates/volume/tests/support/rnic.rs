@@ -1,18 +1,19 @@
-//! A software RNIC in a process of its own, which can be killed: this test program once more, with a test that runs one.
+//! A software RNIC in a process of its own, which can be killed: this test program again, with a test that
+//! runs an RNIC.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Of a test with this name, which calls [`run`].
+/// The name of the test, which calls [`run`].
 const TEST: &str = "an_rnic";
 const FOLDER: &str = "VERBATIM_TEST_RNIC";
 const ADDRESS: &str = "VERBATIM_TEST_RNIC_ADDRESS";
 
-/// Killed with it.
+/// The process, which is killed on drop.
 pub struct Rnic(Child);
 
 impl Rnic {
-    /// It answers when this returns.
+    /// Starts the RNIC, and waits until it answers.
     pub fn start(folder: &Path, address: &str) -> Self {
         std::fs::create_dir_all(folder.join("mem")).expect("a folder");
         let child = Command::new(std::env::current_exe().expect("it runs"))
@@ -36,7 +37,7 @@ impl Drop for Rnic {
     }
 }
 
-/// An RNIC until the process is killed, if this is one for that.
+/// Runs an RNIC until the process is killed, if the process was started for that.
 pub fn run() {
     let (Some(folder), Ok(address)) = (std::env::var_os(FOLDER), std::env::var(ADDRESS)) else {
         return;

@@ -5,14 +5,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// File that fills it.
+/// Name of the file that fills the file system.
 const FILLER: &str = ".filler";
 
-/// It is unmounted with it.
+/// The file system, which is unmounted on drop.
 pub struct Small(PathBuf);
 
 impl Small {
-    /// On that folder, which is made; nothing, and a word, where it cannot be.
+    /// Mounts a file system on this folder, which is made; `None`, with a message, if that is impossible.
     pub fn mount(folder: PathBuf, size: &str) -> Option<Self> {
         std::fs::create_dir_all(&folder).expect("a folder");
         let mount = Command::new("mount")
@@ -26,7 +26,7 @@ impl Small {
         Some(Self(folder))
     }
 
-    /// Leaves so many bytes.
+    /// Fills the file system up to this many bytes.
     pub fn fill(&self, left: u64) {
         let mut file = File::options()
             .append(true)
@@ -35,24 +35,24 @@ impl Small {
             .expect("a file");
         while file.write_all(&[1; 4096]).is_ok() {}
         let length = file.metadata().expect("a file").len();
-        // A last incomplete block is given back, too.
+        // A last incomplete block is given back as well.
         let whole = length / 4096 * 4096;
         file.set_len(whole.saturating_sub(left)).expect("shorter");
     }
 
-    /// There is room again.
+    /// Makes room again.
     pub fn clear(&self) {
         std::fs::remove_file(self.0.join(FILLER)).expect("it was filled");
     }
 
-    /// Nothing can be changed there, or everything.
+    /// Makes the file system read-only, or writable again.
     pub fn be_read_only(&self, is_read_only: bool) {
         let how = if is_read_only { "remount,ro" } else { "remount,rw" };
         let status = Command::new("mount").args(["-o", how]).arg(&self.0).status();
         assert!(status.is_ok_and(|status| status.success()), "not remounted");
     }
 
-    /// Its free bytes.
+    /// The free bytes.
     pub fn free(&self) -> u64 {
         free(&self.0)
     }

@@ -1,4 +1,4 @@
-//! A tenant that knows what it was promised: some threads, each with blocks of its own.
+//! A tenant that knows the promises to it: some threads, each with blocks of its own.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use rand::{Rng, SeedableRng};
 use super::PATIENCE;
 use super::client::Client;
 
-/// What is written in one piece.
+/// Bytes of one write.
 pub const BLOCK: usize = 4096;
 
-/// Of one block: the stamp that was acknowledged, and one that was not (yet).
+/// State of one block: the acknowledged stamp, and one that is not acknowledged (yet).
 #[derive(Debug, Clone, Copy, Default)]
 struct Block {
     acknowledged: u64,
@@ -41,12 +41,12 @@ pub struct Tenant {
     done: Arc<AtomicU64>,
 }
 
-/// What it was promised at its end.
+/// The promises to the tenant at its end.
 pub struct Log {
     blocks: Vec<Block>,
     /// Requests that were answered.
     pub done: u64,
-    /// The longest that one has waited, connecting again aside.
+    /// The longest wait for an answer, without reconnections.
     pub longest: Duration,
 }
 
@@ -81,7 +81,7 @@ impl Tenant {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// Ends it.
+    /// Stops all threads.
     pub fn stop(self) -> Log {
         self.is_over.store(true, Ordering::Relaxed);
         let mut log = Log {
@@ -101,7 +101,7 @@ impl Tenant {
 }
 
 impl Log {
-    /// The data must be what was promised.
+    /// Checks that the data keep the promises.
     pub fn check(&self, data: &[u8]) {
         for (number, (block, data)) in self.blocks.iter().zip(data.chunks_exact(BLOCK)).enumerate() {
             block.check(data, number as u64);
@@ -110,7 +110,7 @@ impl Log {
 }
 
 impl Block {
-    /// The stamp that the data have, which must be one of the two.
+    /// The stamp of the data, which must be one of the two.
     fn check(&self, data: &[u8], number: u64) -> u64 {
         let stamp = u64::from_le_bytes(data[..8].try_into().expect("eight bytes"));
         let is_whole = data.chunks_exact(8).all(|part| part == stamp.to_le_bytes());
@@ -137,7 +137,7 @@ impl Worker {
         self
     }
 
-    /// Wherever it is served.
+    /// Connects to the socket at which the volume is served.
     fn connect(&mut self) {
         let end = Instant::now() + PATIENCE;
         while self.client.is_none() && !self.is_over.load(Ordering::Relaxed) {
@@ -151,7 +151,7 @@ impl Worker {
         }
     }
 
-    /// One request. False if the connection is of no use any more.
+    /// One request. False if the connection is useless.
     fn one(&mut self) -> bool {
         let client = self.client.as_mut().expect("it is connected");
         let index = self.random.random_range(0..self.blocks.len());
@@ -167,7 +167,7 @@ impl Worker {
             if client.read(offset, &mut data).is_err() {
                 return false;
             }
-            // What was under way when a connection was lost is decided by what is there now.
+            // A write in flight when a connection was lost is decided by the present content.
             block.acknowledged = block.check(&data, number);
             block.pending = None;
             return true;

@@ -10,12 +10,12 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// So long a daemon may be silent.
+/// Limit for a daemon's answer.
 const SILENCE: Duration = Duration::from_secs(30);
 
 pub type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-/// Connects to `address`, which is that of `host`, with the certificate in the folder `tls`.
+/// Connects to `address` of `host`, with the certificate in the folder `tls`.
 pub fn connect(address: &str, host: &'static str, tls: &Path) -> std::io::Result<Stream> {
     let mut roots = RootCertStore::empty();
     let authority = CertificateDer::from_pem_file(tls.join("ca.pem")).expect("it is there");
@@ -50,7 +50,7 @@ pub fn option(number: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The kind of a reply to one, and its data.
+/// The kind of a reply to an option, and its data.
 pub fn reply(stream: &mut impl Read) -> std::io::Result<(u32, Vec<u8>)> {
     let mut head = [0; 20];
     stream.read_exact(&mut head)?;

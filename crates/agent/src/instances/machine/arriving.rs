@@ -1,4 +1,4 @@
-//! A virtual machine that arrives: what stands in the place of a restore.
+//! A virtual machine that arrives: the counterpart of a restore.
 //!
 //! ```text
 //!  Arriving::prepare ─ (RAM comes) ─ load ─► Loaded ─┬─ run:   the guest runs
@@ -25,7 +25,7 @@ use crate::instances::home::{Home, Paths};
 use crate::instances::start;
 use crate::whole;
 
-/// The container of one that arrives, here only as long as the session does not decide otherwise.
+/// Container of a machine that arrives. It is removed unless the session decides for this host.
 #[derive(Debug)]
 struct Place {
     tasks: Tasks,
@@ -35,7 +35,7 @@ struct Place {
 }
 
 impl Place {
-    /// Nothing of it is left.
+    /// Removes everything of the machine from this host.
     async fn clear(self) -> anyhow::Result<()> {
         self.tasks.kill().await?;
         domain::end(&self.paths).await?;
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// One whose QEMU waits for it.
+/// A machine that arrives: its QEMU waits for the guest.
 #[derive(Debug)]
 pub struct Arriving {
     place: Place,
@@ -59,8 +59,9 @@ struct Waiting {
 }
 
 impl Arriving {
-    /// Starts QEMU in the container of `home`, whose bundle is made. The RAM must come after it: what QEMU puts there when it starts is
-    /// not the guest's. `may_lack`: some of it may come when the guest runs already.
+    /// Starts QEMU in the container of `home`, which has its bundle already. The RAM must arrive later:
+    /// QEMU's own writes to it at the start are not the guest's. `may_lack`: part of the RAM may arrive after
+    /// the guest runs.
     pub async fn prepare(
         host: &Host,
         home: &Home,
@@ -111,16 +112,17 @@ impl Arriving {
         }
     }
 
-    /// Its RAM, where that is no file of the runtime folder.
+    /// File of the machine's RAM, unless it is in the runtime folder.
     pub fn ram_elsewhere(&self) -> std::io::Result<Option<File>> {
         let machine = &self.waiting.machine;
         let elsewhere = machine.qmp().domain().map(|_| machine.ram().file().try_clone());
         elsewhere.transpose()
     }
 
-    /// Gives QEMU the state of the devices, when the RAM is complete; the guest is there then, and does not run.
+    /// Gives QEMU the state of the devices, once the RAM is complete; the guest is loaded then, and does not
+    /// run.
     ///
-    /// On an error nothing of it is left on this host.
+    /// On an error nothing of the machine is left on this host.
     pub async fn load(self) -> anyhow::Result<Loaded> {
         let Self { place, waiting } = self;
         let Waiting {
@@ -139,7 +141,7 @@ impl Arriving {
                 tokio::io::copy(&mut state, &mut stream).await?;
                 stream.shutdown().await
             };
-            // QEMU says why it takes no more of it.
+            // QEMU's own error says why QEMU takes no more of the state.
             let (given, loaded) = tokio::join!(give, incoming.loaded());
             match loaded {
                 Err(error @ (Error::Gone | Error::GivenUp { .. })) => match machine.qmp().domain() {
@@ -169,7 +171,7 @@ impl Arriving {
         }
     }
 
-    /// Gives up; returns when nothing of it is left.
+    /// Gives up; returns when nothing of the machine is left.
     pub async fn cancel(self) -> anyhow::Result<()> {
         drop(self.waiting);
         self.place.clear().await
@@ -177,7 +179,7 @@ impl Arriving {
 }
 
 impl Place {
-    /// Whether the guest ran at its source; written down for an agent that comes after this one.
+    /// Whether the guest ran at its source; noted for a later agent.
     fn ran(&self) -> anyhow::Result<bool> {
         let path = self.paths.images.join(RAN);
         let ran = read_ran(&path, std::fs::read(&path))?;
@@ -187,7 +189,7 @@ impl Place {
     }
 }
 
-/// One that is there, and does not run.
+/// A machine with a loaded guest that does not run.
 #[derive(Debug)]
 pub struct Loaded {
     place: Place,
@@ -202,16 +204,16 @@ impl Loaded {
         self.init.pid()
     }
 
-    /// An error unless QEMU is there, and the guest in it.
+    /// An error unless QEMU still answers, with a guest that stands still.
     pub async fn is_there(&self) -> anyhow::Result<()> {
         let status = self.machine.status().await?;
         ensure!(!status.running, "the guest runs already");
         Ok(())
     }
 
-    /// Lets the guest run, if it ran at its source, behind `connect`, which lets its traffic flow. If QEMU
-    /// does not let it run, the guest is this host's all the same, and QEMU is asked again: the source may
-    /// still have a lock that it frees when it hears of the decision.
+    /// Lets the guest run, if it ran at its source, after `connect`, which lets its traffic flow. If QEMU
+    /// does not let the guest run, the guest is this host's all the same, and QEMU is asked again: the source
+    /// may still have a lock, which it frees when it hears of the decision.
     pub async fn run(self, connect: impl FnOnce()) -> anyhow::Result<Init> {
         self.place.tasks.release().await?;
         connect();
@@ -222,7 +224,7 @@ impl Loaded {
             ran,
         } = self;
         let runs = standing::let_run(&place.paths, &machine, ran).await;
-        // It serves one connection.
+        // QEMU serves one connection at a time.
         drop(machine);
         if let Err(error) = runs {
             standing::later(&place.paths, init.pid(), &error);
@@ -230,7 +232,7 @@ impl Loaded {
         Ok(init)
     }
 
-    /// Kills QEMU before the guest has run; returns when nothing of it is left.
+    /// Kills QEMU before the guest has run; returns when nothing of the machine is left.
     pub async fn abort(self) -> anyhow::Result<()> {
         self.place.clear().await
     }

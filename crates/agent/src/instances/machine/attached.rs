@@ -1,8 +1,9 @@
-//! A QEMU that somebody else has started, and that is an instance until it leaves this host.
+//! A QEMU that the agent has not started, and that is an instance until it leaves this host.
 //!
-//! It stays a process of the host's, in its own namespaces. The instance's container has one program that sleeps, and QEMU is counted among the
-//! container's tasks by the cgroup alone: so it is frozen for a decision, and killed after it, as others are. At its next host it is
-//! like one that was started by us; one of libvirt's is libvirt's there, too, and attached.
+//! QEMU stays a process of the host, in its own namespaces. The instance's container has one program that
+//! sleeps, and QEMU is counted among the container's tasks by the cgroup alone: so it is frozen for a
+//! decision and killed after it, as other instances are. At its next host the machine is like one that the
+//! agent has started; a domain of libvirt is libvirt's there, too, and attached.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,39 +20,39 @@ use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
 use crate::whole;
 
-/// Where it is written down, in the folder of CRIU's logs: it does not go along.
+/// Note of the attached QEMU, in the folder of CRIU's logs: it is not sent along.
 const FILE: &str = "attached";
 
-/// What the container runs beside it.
+/// Program of the container beside QEMU.
 const HOLDER: [&str; 2] = ["sleep", "infinity"];
 
-/// What is known of it.
+/// An attached QEMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     pid: u32,
-    /// When it was started ([`started_at`]): by both it is known again.
+    /// Time of its start ([`started_at`]). Number and start together identify the process.
     started: u64,
     #[serde(flatten)]
     by: By,
-    /// Where it is put back.
+    /// Cgroup of QEMU before it was attached, for its return.
     cgroup: Option<Cgroup>,
-    /// Its threads that were elsewhere, and where.
+    /// Threads that were in other cgroups, and those cgroups.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     threads: Vec<(u32, Cgroup)>,
 }
 
-/// How it is reached.
+/// Access to QEMU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum By {
-    /// By its QMP socket, as this agent sees it.
+    /// By its QMP socket; the path as this agent sees it.
     Qmp(PathBuf),
     /// Through libvirt, which has its QMP socket.
     Domain(Domain),
 }
 
 impl Attached {
-    /// The domain of libvirt's that has this name, what it is, and which files it has.
+    /// The domain of libvirt with this name, its description as an instance, and its files.
     pub async fn find_domain(uri: &str, name: &str) -> anyhow::Result<(Self, Guest, Vec<Bind>)> {
         let domain = Domain::find(uri, name).await?;
         let obstacles = domain.obstacles().await?;
@@ -85,7 +86,7 @@ impl Attached {
         })
     }
 
-    /// The QEMU that listens on a QMP socket, and what it is.
+    /// The QEMU that listens on a QMP socket, and its arguments.
     pub async fn find(qmp: &Path) -> anyhow::Result<(Self, Arguments)> {
         ensure!(
             qmp.is_absolute(),
@@ -122,13 +123,13 @@ impl Attached {
         Ok((found, arguments))
     }
 
-    /// That of an instance; `None` of one that was started by us.
+    /// The attached QEMU of an instance; `None` if the agent started QEMU itself.
     pub fn of(paths: &Paths) -> anyhow::Result<Option<Self>> {
         whole::read_json(&paths.work.join(FILE), "which QEMU it is")
     }
 
-    /// Counts it among the tasks of a container that runs. That is written down before: it must not end with the container if this agent dies
-    /// meanwhile.
+    /// Counts QEMU among the tasks of a running container. The note is written before: QEMU must not end with
+    /// the container if this agent dies meanwhile.
     pub async fn join(mut self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
         self.cgroup = Some(tasks.cgroup_of(self.pid).await?);
         self.threads = tasks.cgroups_of_threads(self.pid).await?;
@@ -137,7 +138,7 @@ impl Attached {
         Ok(tasks.take_in(self.pid).await?)
     }
 
-    /// Undoes that: it is a process of the host's again, and nothing more.
+    /// Undoes [`Self::join`]: QEMU is only a process of the host again.
     pub async fn leave(&self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
         if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.is_there()) {
             tasks.let_out(self.pid, cgroup, &self.threads).await?;
@@ -154,12 +155,12 @@ impl Attached {
         started_at(self.pid) == Some(self.started)
     }
 
-    /// Its process.
+    /// QEMU's process number.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whose it is, if it is libvirt's.
+    /// The domain, if libvirt owns this QEMU.
     pub fn domain(&self) -> Option<&Domain> {
         match &self.by {
             By::Qmp(_) => None,
@@ -167,7 +168,7 @@ impl Attached {
         }
     }
 
-    /// Connects to it. By its socket it serves one connection.
+    /// Connects to QEMU. By its socket QEMU serves one connection.
     pub async fn connect(&self) -> anyhow::Result<Arc<Machine>> {
         ensure!(self.is_there(), "QEMU (process {}) has ended", self.pid);
         let qmp = match &self.by {
@@ -204,7 +205,7 @@ async fn connect(path: &Path) -> anyhow::Result<(u32, Qmp)> {
     Ok((pid, Qmp::of(stream).await.with_context(failed)?))
 }
 
-/// What the container runs while QEMU is beside it.
+/// Workload of the container while QEMU is beside it.
 pub fn holder(workload: &Workload) -> anyhow::Result<Workload> {
     let Workload::Command { env, cwd, .. } = workload else {
         bail!("a virtual machine has no bundle of its own");
@@ -217,12 +218,12 @@ pub fn holder(workload: &Workload) -> anyhow::Result<Workload> {
     })
 }
 
-/// The same virtual machine with links of the next host's.
+/// The same virtual machine with the usual links of an instance at its next host.
 pub fn anywhere(arguments: Arguments) -> anyhow::Result<Arguments> {
     Ok(arguments.on_tap(verbatim_container::TAP, USUAL_MAC)?)
 }
 
-/// Ends the instance when QEMU has ended. Does nothing for others.
+/// Ends the instance when QEMU has ended. Does nothing for other instances.
 pub fn watch(agent: &Shared, instance: &Arc<Instance>) -> anyhow::Result<()> {
     let paths = &instance.home.paths;
     let Some(attached) = Attached::of(paths)? else {
@@ -231,14 +232,14 @@ pub fn watch(agent: &Shared, instance: &Arc<Instance>) -> anyhow::Result<()> {
     let tasks = Tasks::of(&agent.tools, &instance.home.record.name, &paths.work);
     let instance = Arc::clone(instance);
     let pid = i32::try_from(attached.pid).context("no process number")?;
-    // Opened before it is looked at: what is looked at is what is waited for.
+    // Opened before the check, so that the process checked is the process waited for.
     let qemu = Init::open(pid).ok().filter(|_| attached.is_there());
     tokio::spawn(async move {
         let mut state = instance.watch();
         let is_over = |state: &State| !matches!(state, State::Running | State::Moving);
         if let Some(mut qemu) = qemu {
             tokio::select! {
-                // It was detached, or has moved away.
+                // The instance was detached, or has moved away.
                 _ = state.wait_for(is_over) => return,
                 ended = qemu.wait_exit() => tracing::info!(instance = instance.name(), ?ended, "QEMU has ended"),
             }

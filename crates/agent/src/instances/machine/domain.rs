@@ -1,13 +1,15 @@
-//! A domain of libvirt's that moves: libvirt starts it at the destination, as it is described at the source, and has it from the decision on.
+//! A domain of libvirt that moves: libvirt starts it at the destination by the description of the source, and
+//! owns it from the decision on.
 //!
 //! ```text
 //!  instances/NAME/domain   the description, written at the source when it moves; it goes along
 //!  criu/NAME/arriving      at the destination, as long as it is not decided that the guest runs there: which one was started
 //! ```
 //!
-//! Its QEMU is counted among the tasks of the instance's container on both hosts, as that of one that was attached ([`super::attached`]), and it is one at the
-//! destination, too. So what an undecided session kills with the container is seen by libvirt as a domain that has ended. Only one whose agent has
-//! died before it was counted must be ended by libvirt ([`end`]).
+//! The domain's QEMU is counted among the tasks of the instance's container on both hosts, like the QEMU of
+//! an attached machine ([`super::attached`]), and the machine is attached at the destination, too. So if an
+//! undecided session kills the container's tasks, libvirt sees a domain that has ended. Only if the agent
+//! died before it counted QEMU among the tasks must libvirt end the domain ([`end`]).
 
 use std::io;
 use std::path::Path;
@@ -26,26 +28,27 @@ use crate::beneath;
 use crate::instances::home::Paths;
 use crate::whole;
 
-/// Limit for libvirt to send a QEMU its signal.
+/// Limit for libvirt to send QEMU its signal.
 const DESTROY: Duration = Duration::from_secs(3);
 
-/// Pause between two looks for the signal, of which there is no notification.
+/// Pause between two looks for the signal, which has no notification.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The description, in the runtime folder.
+/// File of the description, in the runtime folder.
 const DESCRIPTION: &str = "domain";
 
-/// Which one was started to arrive, in the folder of CRIU's logs.
+/// Name of the domain that was started to arrive, in the folder of CRIU's logs.
 const ARRIVING: &str = "arriving";
 
-/// Writes down how it is here, for the destination. Does nothing for a QEMU that is not libvirt's.
+/// Writes the description of the domain here, for the destination. Does nothing for a QEMU that is not
+/// libvirt's.
 pub async fn describe(machine: &Machine, paths: &Paths) -> anyhow::Result<()> {
     let Some(domain) = machine.qmp().domain() else {
         return Ok(());
     };
     let description = serde_json::to_vec(&domain.describe().await?)?;
     let path = paths.folder.join(DESCRIPTION);
-    // It may have the password of a display: only root can read it.
+    // The description may have the password of a display: only root can read the file.
     whole::write(&path, &description)
 }
 
@@ -55,8 +58,8 @@ fn description(paths: &Paths) -> anyhow::Result<Description> {
     serde_json::from_reader(io::BufReader::new(file)).context("the domain's description is damaged")
 }
 
-/// Has libvirt start one that arrives, whose container has `tasks`; its QEMU waits when this returns. After an error there may be one still, which [`end`]
-/// ends.
+/// Has libvirt start a domain that arrives into the container of `tasks`; its QEMU waits when this returns.
+/// After an error the domain may still run; [`end`] ends it.
 pub async fn start(domain: &Domain, ram: u64, tasks: &Tasks, paths: &Paths) -> anyhow::Result<Arc<Machine>> {
     let description = description(paths)?;
     let path = paths.work.join(ARRIVING);
@@ -64,7 +67,7 @@ pub async fn start(domain: &Domain, ram: u64, tasks: &Tasks, paths: &Paths) -> a
     match domain.start(&description).await {
         Ok(()) => {}
         Err(error @ Error::Libvirt(_)) => {
-            // What there may be is not ours.
+            // A domain that exists all the same is not ours.
             std::fs::remove_file(&path)?;
             return Err(error).context("libvirt does not start it");
         }
@@ -81,17 +84,17 @@ pub async fn start(domain: &Domain, ram: u64, tasks: &Tasks, paths: &Paths) -> a
     Ok(machine)
 }
 
-/// The one that was started here, and of which it is not decided that its guest runs here.
+/// The domain that was started here for a guest that is not yet decided to run here.
 fn arriving(paths: &Paths) -> anyhow::Result<Option<Domain>> {
     whole::read_json(&paths.work.join(ARRIVING), "which domain it is")
 }
 
-/// Whether there is such a one, or may be.
+/// Whether such a domain was started here, or may have been.
 pub fn is_arriving(paths: &Paths) -> anyhow::Result<bool> {
     Ok(arriving(paths)?.is_some())
 }
 
-/// Ends such a one, after its tasks were killed.
+/// Ends such a domain, after its tasks were killed.
 pub async fn end(paths: &Paths) -> anyhow::Result<()> {
     let Some(domain) = arriving(paths)? else {
         return Ok(());
@@ -100,7 +103,8 @@ pub async fn end(paths: &Paths) -> anyhow::Result<()> {
     forget(paths)
 }
 
-/// Its guest is this host's, and runs if it is to: libvirt has it as the source's did. An error changes nothing about that.
+/// Called once the guest is this host's, and runs if it should: libvirt keeps the domain as the source's
+/// libvirt did. An error changes nothing about the guest.
 pub async fn settle(paths: &Paths) {
     let settled = async {
         let Some(domain) = arriving(paths)? else {
@@ -123,9 +127,9 @@ fn forget(paths: &Paths) -> anyhow::Result<()> {
     std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
-/// Kills the tasks of a machine that has left. If a domain's QEMU just ended, libvirt would report a crash,
-/// and might start it again. So libvirt is asked to destroy it. The tasks are frozen and do not handle
-/// libvirt's signal; they are killed when it has been sent.
+/// Kills the tasks of a machine that has left. If a domain's QEMU ended without libvirt's request, libvirt
+/// would report a crash, and might restart it. So libvirt is asked to destroy the domain. The tasks are
+/// frozen and do not handle libvirt's signal; they are killed once the signal is pending.
 pub async fn kill(tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
     // If the note cannot be read the tasks are killed all the same.
     let attached = Attached::of(paths).ok().flatten();
@@ -157,7 +161,7 @@ fn is_told_to_end(pid: u32) -> bool {
     }
 }
 
-/// The same by a process's `status`.
+/// [`is_told_to_end`] by the text of a process's `status`.
 fn has_pending(status: &str, signal: Signal) -> bool {
     let mut sets = status
         .lines()
@@ -167,7 +171,7 @@ fn has_pending(status: &str, signal: Signal) -> bool {
     })
 }
 
-/// It has left, and its QEMU is killed here: returns when libvirt has seen that.
+/// Waits until libvirt has seen the end of a domain that has left and has been killed here.
 pub async fn left(paths: &Paths) {
     let left = async {
         match Attached::of(paths)?.as_ref().and_then(Attached::domain) {

@@ -136,7 +136,7 @@ fn is_hosts_own(program: &Path) -> bool {
         return false;
     }
     match program.components().count() {
-        // It is found where the agent's own programs are.
+        // Found among the agent's own programs.
         1 => true,
         // Starting a missing program reports that.
         _ => std::fs::metadata(program).map_or(true, |file| file.uid() == 0 && file.mode() & 0o022 == 0),
@@ -186,7 +186,7 @@ fn server(sockets: &str, path: &Path) -> Option<Server> {
     })
 }
 
-/// Whether a server that has bound itself to one path is found by the other.
+/// Whether a server that is bound to the path `bound` is found at `path`.
 fn is_at(bound: &Path, path: &Path) -> bool {
     let resolved = |path: &Path| std::fs::canonicalize(path).ok();
     match bound.is_absolute() {
@@ -234,7 +234,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         assert_eq!(no_tpm(&listed(), &path, &[theirs]), None);
-        // A socket that nobody listens at any more.
+        // A socket without a listener.
         let socket = "0000000000000000: 00000002 00000000 00000000 0001 01 77 /tpm";
         assert!(server(socket, Path::new("/tpm")).is_none());
     }

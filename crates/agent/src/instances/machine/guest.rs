@@ -1,28 +1,28 @@
-//! What a virtual machine is, wherever it is.
+//! Kind and owner of a virtual machine, the same on every host.
 
 use serde::{Deserialize, Serialize};
 use verbatim_vm::{Arguments, Domain};
 
-/// Who starts its QEMU, and from what.
+/// The program that starts the machine's QEMU, and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Guest {
-    /// The agent, by a command line: QEMU is the only program of the container. The workload says the rest.
+    /// The agent, by a command line: QEMU is the only program of the container. The workload has the rest.
     Qemu(Arguments),
-    /// libvirt, by its own description, which is asked for when it moves ([`super::domain`]).
+    /// libvirt, by its own description, which is requested when the machine moves ([`super::domain`]).
     Domain(Owned),
 }
 
-/// A virtual machine of libvirt's.
+/// A virtual machine that libvirt owns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owned {
-    /// Which one, by the same connection on each host.
+    /// Name and connection, the same on each host.
     pub domain: Domain,
-    /// Its RAM, in bytes.
+    /// Size of the RAM in bytes.
     pub ram: u64,
 }
 
 impl Guest {
-    /// How many bytes of RAM it has.
+    /// Size of the RAM in bytes.
     pub fn ram(&self) -> u64 {
         match self {
             Self::Qemu(arguments) => arguments.ram(),
@@ -30,7 +30,7 @@ impl Guest {
         }
     }
 
-    /// Whether it is libvirt's.
+    /// Whether libvirt owns the machine.
     pub fn is_domain(&self) -> bool {
         matches!(self, Self::Domain(_))
     }

@@ -1,4 +1,4 @@
-//! A virtual machine that leaves: what stands in the place of a checkpoint.
+//! A virtual machine that leaves: the counterpart of a checkpoint.
 //!
 //! ```text
 //!  Leaving::begin ─ track ─ (rounds of the RAM) ─ leave ─► Stopped ─ stopped ─ (last round) ─ hand_over ─┬─ commit: QEMU is killed
@@ -24,22 +24,22 @@ use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
 use crate::whole;
 
-/// The state of the devices, in the folder of images.
+/// File of the devices' state, in the folder of images.
 pub const DEVICES: &str = "devices";
 
-/// Whether the guest ran, in the folder of images and in that of CRIU's logs.
+/// File that notes whether the guest ran, in the folder of images and in that of CRIU's logs.
 pub(super) const RAN: &str = "ran";
 
-/// Until a QEMU is asked again that has not let its guest go on: the first pause, and the longest.
+/// Pause before QEMU is asked again that has not let its guest go on: the first, and the longest.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// One whose guest runs.
+/// A machine that leaves, with a running guest.
 #[derive(Debug)]
 pub struct Leaving {
     machine: Arc<Machine>,
-    /// Its state when the destination was asked to take it.
+    /// State of the machine when the destination was asked to take it.
     pub carried: Carried,
-    /// What is sent of its RAM; lent to the round that runs.
+    /// Rounds of its RAM; lent to the round in progress.
     pub rounds: Option<Rounds>,
 }
 
@@ -53,7 +53,7 @@ impl Leaving {
                 "QEMU has not let the guest go on yet after the last attempt to move it; it is asked again until it does: try again then"
             );
         }
-        // Finishes the taking back of the last move, if necessary.
+        // Finishes the return from the last move, if necessary.
         take_back_once(instance).await?;
         let machine = connect(paths, instance.init_pid()).await?;
         machine.may_move().await?;
@@ -72,12 +72,12 @@ impl Leaving {
         needs.context("its processor is not known")
     }
 
-    /// What the destination needs to know of it lies in the runtime folder when this returns.
+    /// Writes the destination's data on the machine to the runtime folder.
     pub async fn describe(&self, instance: &Instance) -> anyhow::Result<()> {
         domain::describe(&self.machine, &instance.home.paths).await
     }
 
-    /// From now on it is known what is written to its RAM.
+    /// Tracks writes to the RAM from now on.
     pub async fn track(&mut self) -> anyhow::Result<()> {
         let machine = Arc::clone(&self.machine);
         let begun = tokio::task::spawn_blocking(move || Rounds::begin(machine.ram(), machine.pid()));
@@ -96,7 +96,7 @@ impl Leaving {
         }
         let runs = self.machine.status().await?.running;
         let noted = self.machine.settings().await?;
-        // Before anything is asked of QEMU, so that an agent that comes after this one knows how it was.
+        // Noted before any request to QEMU, so that a later agent knows the state from before.
         settings::note(paths, &noted)?;
         note_ran(paths, runs)?;
         let (outgoing, stream) = self.machine.leave_from(noted).await?;
@@ -114,13 +114,13 @@ impl Leaving {
     }
 }
 
-/// One whose guest stops, or stands still.
+/// A machine that leaves, with a guest that is stopping or stands still.
 #[derive(Debug)]
 pub struct Stopped {
     machine: Arc<Machine>,
     carried: Carried,
     outgoing: Outgoing,
-    /// Writes it down.
+    /// Task that writes the devices' state to its file.
     state: Option<JoinHandle<io::Result<()>>>,
     tasks: Tasks,
     runc: Runc,
@@ -135,7 +135,8 @@ impl Stopped {
         Ok(self.machine.has_still(&self.carried).await?)
     }
 
-    /// Waits until the state of the devices is written down. An error if another QEMU could not use the guest's images.
+    /// Waits until the state of the devices is in its file. An error if another QEMU could not use the
+    /// guest's images.
     pub async fn hand_over(&mut self) -> anyhow::Result<()> {
         self.outgoing.hand_over().await?;
         locks::looked_at(|| Ok(self.outgoing.has_let_go()?)).await?;
@@ -149,17 +150,17 @@ impl Stopped {
         whole::explained(&path, saved).context("the devices' state cannot be written")
     }
 
-    /// QEMU stands still, too, whatever becomes of this agent.
+    /// Freezes QEMU, too, so that it stands still even if this agent dies.
     pub async fn freeze(&mut self) -> anyhow::Result<()> {
         Ok(self.tasks.freeze().await?)
     }
 
-    /// What an agent that comes after this one finds.
+    /// File that a later agent finds.
     pub fn held_path(&self) -> PathBuf {
         self.paths.work.join(RAN)
     }
 
-    /// Kills QEMU, which does nothing more; returns when runc has forgotten the container.
+    /// Kills QEMU, which does nothing any more; returns when runc has forgotten the container.
     pub async fn commit(self) -> anyhow::Result<()> {
         domain::kill(&self.tasks, &self.paths).await?;
         domain::left(&self.paths).await;
@@ -180,7 +181,7 @@ impl Stopped {
 async fn save(mut stream: UnixStream, path: PathBuf) -> io::Result<()> {
     let mut file = tokio::fs::File::create(path).await?;
     tokio::io::copy(&mut stream, &mut file).await?;
-    // What was written last is on its way to a thread.
+    // The last write is still in flight on another thread.
     tokio::io::AsyncWriteExt::flush(&mut file).await
 }
 
@@ -196,7 +197,8 @@ fn note_ran(paths: &Paths, runs: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the guest ran when it was about to leave here, or had left its last place. `None`: QEMU is not to be asked for anything.
+/// Whether the guest ran before it was to leave here, or at its last host. `None`: nothing is to be asked of
+/// QEMU.
 pub(super) fn ran(paths: &Paths) -> anyhow::Result<Option<bool>> {
     let path = paths.work.join(RAN);
     match std::fs::read(&path) {
@@ -217,13 +219,13 @@ pub(super) fn read_ran(path: &Path, text: io::Result<Vec<u8>>) -> anyhow::Result
     ran.with_context(|| format!("{} does not say whether the guest ran", path.display()))
 }
 
-/// The guest is as it was: what was of this move is not of the next.
+/// Removes the note: the guest is as it was before the move, and the next move makes its own.
 pub(super) fn forget_ran(paths: &Paths) -> anyhow::Result<()> {
     whole::remove(&paths.work.join(RAN))
 }
 
-/// What [`Stopped::abort`] does, where that has failed, or the agent has died with it: QEMU is asked again until it lets the guest go on, or
-/// ends. Its tasks are not frozen any more. Returns when it was asked once.
+/// Repeats [`Stopped::abort`] where it failed, or the agent died in it: QEMU is asked again until it lets the
+/// guest go on, or ends. Its tasks are not frozen any more. Returns after the first request.
 pub async fn take_back(instance: &Arc<Instance>) {
     let paths = &instance.home.paths;
     if standing::why(paths).is_some() {
@@ -302,10 +304,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let paths = Paths::new(folder.path(), "web");
         std::fs::create_dir_all(&paths.work).unwrap();
-        // The images' folder is not there: as good as full.
+        // The images' folder does not exist, which fails like a full one.
         assert!(note_ran(&paths, true).is_err());
         assert_eq!(ran(&paths).unwrap(), None);
-        // As it was left by agents that wrote it where there was no room.
+        // As agents of earlier releases left it when there was no room.
         std::fs::write(paths.work.join(RAN), b"").unwrap();
         assert_eq!(ran(&paths).unwrap(), None);
         assert!(!paths.work.join(RAN).exists());

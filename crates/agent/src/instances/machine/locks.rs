@@ -1,4 +1,5 @@
-//! How the guest's last QEMU had locked its images, for the next one, which is to have them so (`verbatim_vm::Held`).
+//! Locks that the guest's last QEMU had on its images, for the next QEMU, which is to have the same
+//! (`verbatim_vm::Held`).
 //!
 //! ```text
 //!  images/NAME/locks  by this they go along
@@ -17,14 +18,15 @@ use crate::whole;
 
 const FILE: &str = "locks";
 
-/// Limit of the wait for a lock of another process. The guest's QEMU at the source has released its locks, and could not take them again, either. Most such
-/// locks last for a moment (`qemu-img info`).
+/// Limit of the wait for another process's lock. At that time the source's QEMU has released its locks, and
+/// could not take them again, either. Most such locks last for a moment (`qemu-img info`).
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Has them go along: what its QEMU has now, and what it was to have here. Of a guest that has not run here, or that another process was in the way of, QEMU has less.
+/// Sends the locks along: those that QEMU has now, and those that it was to have here. QEMU has fewer if the
+/// guest has not run here, or if another process had a lock in conflict.
 pub(super) fn send(paths: &Paths, mut held: Vec<Held>) -> anyhow::Result<()> {
     for known in noted(paths)? {
         let same = held
@@ -37,7 +39,7 @@ pub(super) fn send(paths: &Paths, mut held: Vec<Held>) -> anyhow::Result<()> {
     whole::write_json(&paths.images.join(FILE), &held)
 }
 
-/// What the guest's last QEMU had; nothing if the guest has come from nowhere.
+/// Locks of the guest's last QEMU; none if the guest did not come from another host.
 fn noted(paths: &Paths) -> anyhow::Result<Vec<Held>> {
     let held = whole::read_json(
         &paths.work.join(FILE),
@@ -46,14 +48,15 @@ fn noted(paths: &Paths) -> anyhow::Result<Vec<Held>> {
     Ok(held.unwrap_or_default())
 }
 
-/// An error while another process is in the way of what this QEMU was to have here: once it has let its images go it would not get them back.
+/// An error while another process has a lock in conflict with those that this QEMU was to have here: once
+/// QEMU has released its images, it would not get them back.
 pub(super) fn may_leave(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
     let taken = machine.taken(&noted(paths)?)?;
     ensure!(taken.is_empty(), "{}", taken.join("; "));
     Ok(())
 }
 
-/// Looks until there is no error, or for a limited time.
+/// Looks until there is no error, for a limited time.
 pub(super) async fn looked_at(look: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -64,9 +67,10 @@ pub(super) async fn looked_at(look: impl Fn() -> anyhow::Result<()>) -> anyhow::
     }
 }
 
-/// Takes them where the guest has been loaded. An error if its QEMU would not have its images so: the guest does not come here then.
+/// Notes the locks after the guest has been loaded. An error if its QEMU would not get them: the guest does
+/// not come here then.
 pub(super) async fn must_be_free(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
-    // An agent of an earlier release sends none.
+    // An agent of an earlier release sends no locks.
     let held: Vec<Held> = arrived(paths, FILE)
         .context("what the source says of its locks is damaged")?
         .unwrap_or_default();
@@ -79,7 +83,7 @@ pub(super) async fn must_be_free(paths: &Paths, machine: &Machine) -> anyhow::Re
     looked_at(look).await
 }
 
-/// Which images of a guest that runs others may write to, in words.
+/// Images of a running guest that other processes may write to, in words.
 pub(super) fn unprotected(paths: &Paths, machine: &Machine) -> anyhow::Result<Vec<String>> {
     let images = machine.unprotected(&noted(paths)?)?;
     let words = images.iter().map(|image| {
@@ -92,7 +96,7 @@ pub(super) fn unprotected(paths: &Paths, machine: &Machine) -> anyhow::Result<Ve
     Ok(words.collect())
 }
 
-/// Says so for the log, when the guest has begun to run.
+/// Logs such images, when the guest has begun to run.
 pub(super) fn say_unprotected(paths: &Paths, machine: &Machine) {
     let folder = paths.folder.display();
     match unprotected(paths, machine) {

@@ -1,13 +1,16 @@
-//! RAM that comes when the guest runs already (`verbatim_vm::PostCopy`), from the host that it has left.
+//! Post-copy: RAM that comes from the guest's last host while the guest runs already
+//! (`verbatim_vm::PostCopy`).
 //!
 //! ```text
-//!  criu/NAME/ram.missing   what is missing, beside the RAM in memory; as long as QEMU waits for it
-//!  criu/NAME/ram.from      the session and the source, for an agent that comes after this one
+//!  criu/NAME/ram.missing   the missing ranges, beside the RAM in memory; as long as QEMU waits for RAM
+//!  criu/NAME/ram.from      the session and the source, for a later agent
 //! ```
 //!
-//! [`Bringing`] asks the source's agent for what somebody waits for, and beside that for the rest. The former begins before the decision, since the devices' state is
-//! loaded with the help of it; the latter when the guest runs ([`Bringing::the_rest`]). Where the source does not answer it is asked again for as long as it takes. If it says that it keeps nothing, the guest is lost.
-//! By which way it gives says [`giving`]; by one-sided RDMA, [`borrowing`].
+//! [`Bringing`] asks the source's agent for the ranges that a thread waits for (faults), and in the
+//! background for the rest. Faults are served from before the decision on, since the load of the devices'
+//! state needs them; the rest comes once the guest runs ([`Bringing::the_rest`]). A source that does not
+//! answer is asked again until it does. If the source says that it keeps nothing, the guest is lost.
+//! [`giving`] chooses the transport; [`borrowing`] is one-sided RDMA.
 
 mod borrowing;
 mod giving;
@@ -33,25 +36,25 @@ use crate::proto::RamRun;
 use crate::whole;
 use giving::Giving;
 
-/// So many requests are under way for what nobody waits for.
+/// Limit of requests in flight for ranges that no thread waits for.
 const AHEAD: usize = 4;
 
-/// Until a source is asked again that does not answer.
+/// Pause before a source is asked again that does not answer.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where missing RAM comes from.
+/// Origin of missing RAM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The session that has brought the guest here.
+    /// Session that has brought the guest here.
     pub session: u64,
-    /// The host that it has left.
+    /// Host that the guest has left.
     pub source: String,
-    /// It may come by one-sided RDMA.
+    /// Whether the RAM may come by one-sided RDMA.
     #[serde(default)]
     pub by_rdma: bool,
 }
 
-/// Where what is missing is written down.
+/// File of the missing ranges.
 pub fn record(paths: &Paths) -> PathBuf {
     paths.work.join("ram.missing")
 }
@@ -61,7 +64,7 @@ impl Origin {
         paths.work.join("ram.from")
     }
 
-    /// Writes it down for an agent that comes after this one.
+    /// Notes the origin for a later agent.
     pub fn keep(&self, paths: &Paths) -> anyhow::Result<()> {
         whole::write_json(&Self::path(paths), self)
     }
@@ -73,26 +76,26 @@ impl Origin {
     }
 }
 
-/// How it stands.
+/// State of the post-copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
-    /// Something is missing.
+    /// RAM is missing.
     Comes,
-    /// Nothing is.
+    /// No RAM is missing.
     Whole,
     /// QEMU has ended.
     Gone,
-    /// What is missing will not come; why.
+    /// The missing RAM will not come, with the reason.
     Lost(String),
 }
 
-/// In bytes, what is missing to a guest, and the host that has it.
+/// Missing RAM of a guest in bytes, and the host that has it.
 pub fn missing(paths: &Paths) -> anyhow::Result<(u64, String)> {
     let left = PostCopy::left_in(&record(paths))?;
     Ok((left, Origin::found(paths)?.source))
 }
 
-/// Brings it, until it is dropped: who waits then waits on.
+/// Brings missing RAM. On drop it stops, and threads that wait for RAM wait on.
 #[derive(Debug)]
 pub struct Bringing {
     post_copy: Arc<PostCopy>,
@@ -108,7 +111,7 @@ impl Drop for Bringing {
 }
 
 impl Bringing {
-    /// All that is missing is known: from now on who waits for a part of it gets that.
+    /// Serves faults from now on. All missing ranges are known by then.
     pub fn begin(agent: &Shared, origin: Origin, post_copy: PostCopy) -> Self {
         let (sender, progress) = watch::channel(Progress::Comes);
         let (the_rest, may_go_ahead) = watch::channel(false);
@@ -132,17 +135,18 @@ impl Bringing {
         }
     }
 
-    /// The guest runs: what nobody waits for comes, too.
+    /// Begins with the ranges that no thread waits for, once the guest runs.
     pub fn the_rest(&self) {
         self.the_rest.send_replace(true);
     }
 
-    /// In bytes: how much is missing.
+    /// Missing RAM in bytes.
     pub fn left(&self) -> u64 {
         self.post_copy.left()
     }
 
-    /// Goes on for an agent that has died. `None`: nothing is missing, and nobody waits. An error: what is missing will not come.
+    /// Takes over from an agent that has died. `None`: no RAM is missing, and no thread waits. An error: the
+    /// missing RAM will not come.
     pub fn take_over(agent: &Shared, paths: &Paths, init_pid: i32) -> anyhow::Result<Option<Self>> {
         if !record(paths).exists() {
             return Ok(None);
@@ -154,12 +158,12 @@ impl Bringing {
         Ok(bringing.inspect(Self::the_rest))
     }
 
-    /// How it stands now.
+    /// Present state.
     pub fn progress(&self) -> Progress {
         self.progress.borrow().clone()
     }
 
-    /// Waits until it is known how it ends.
+    /// Waits for the final state.
     pub async fn ended(&self) -> Progress {
         let mut progress = self.progress.clone();
         let ended = progress.wait_for(|progress| *progress != Progress::Comes).await;
@@ -169,10 +173,10 @@ impl Bringing {
         }
     }
 
-    /// Nothing is missing: nobody waits any more when this returns.
+    /// Ends the post-copy when no RAM is missing; no thread waits for RAM any more when this returns.
     pub async fn end(mut self) -> anyhow::Result<()> {
         self.task.abort();
-        // It lends what is taken back below.
+        // The task holds a reference to the `post_copy` that is taken back below.
         let _ = (&mut self.task).await;
         let post_copy = Arc::clone(&self.post_copy);
         drop(self);
@@ -181,13 +185,13 @@ impl Bringing {
     }
 }
 
-/// What was asked for, and came.
+/// Answer to a request for a range.
 struct Came {
     is_ahead: bool,
     runs: anyhow::Result<Option<Vec<RamRun>>>,
 }
 
-/// Returns why it ends.
+/// Serves faults and brings the rest; returns the reason for its end.
 async fn bring(
     agent: &Shared,
     origin: &Origin,
@@ -204,7 +208,7 @@ async fn bring(
     };
     loop {
         if post_copy.left() == 0 {
-            // Who touches what is zero is still answered.
+            // Faults in zero ranges are still served.
             let is_new = progress
                 .send_if_modified(|progress| std::mem::replace(progress, Progress::Whole) != Progress::Whole);
             if is_new {
@@ -274,7 +278,7 @@ async fn bring(
     }
 }
 
-/// Forgets what was written down of a guest that has ended, or has all.
+/// Removes the notes on a guest that has ended, or that has all its RAM.
 pub fn forget(paths: &Paths) -> anyhow::Result<()> {
     for path in [record(paths), Origin::path(paths)] {
         match std::fs::remove_file(&path) {

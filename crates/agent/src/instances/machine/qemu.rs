@@ -1,6 +1,7 @@
-//! QEMU in its container, and what it is asked.
+//! QEMU in its container, and the agent's requests to it.
 //!
-//! Nothing in the runtime folder is gone to by its path: a guest that has taken over its QEMU can put links there.
+//! Files in the runtime folder are never opened by their path: a guest that has taken over its QEMU can put
+//! links there.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::instances::record::Record;
 use crate::instances::start;
 use crate::instances::storage::images;
 
-/// Connects to the QEMU of an instance, of which nobody else has a connection: it serves one.
+/// Connects to the QEMU of an instance. QEMU serves one connection at a time, so no other may be open.
 pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine>> {
     if let Some(attached) = Attached::of(paths)? {
         return attached.connect().await;
@@ -44,7 +45,7 @@ pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine
     }
 }
 
-/// Its RAM, where that is a file of the runtime folder.
+/// The guest's RAM, if it is a file of the runtime folder.
 pub fn ram(paths: &Paths) -> anyhow::Result<Ram> {
     let path = paths.folder.join(RAM);
     let file = beneath::open(&paths.folder, Path::new(RAM), OFlags::RDWR)?;
@@ -101,7 +102,7 @@ pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
     found
 }
 
-/// Its present state, for its next place. The error names parts that cannot be carried over.
+/// Present state of the machine, for its next host. The error names the parts that cannot be carried over.
 pub async fn carried(machine: &Machine, record: &Record) -> Result<Carried, Error> {
     let arguments = match &record.machine {
         Some(Guest::Qemu(arguments)) => Some(arguments),
@@ -115,7 +116,7 @@ pub async fn carried(machine: &Machine, record: &Record) -> Result<Carried, Erro
     }
 }
 
-/// The lines with which QEMU says why it has ended.
+/// QEMU's last output lines, which give the reason for its end.
 pub fn last_words(folder: &Path) -> String {
     let printed = start::last_output(folder).unwrap_or_default();
     verbatim_vm::last_words(&printed).unwrap_or_else(|| "it does not say why".to_owned())

@@ -20,10 +20,11 @@ use crate::whole;
 
 const FILE: &str = "settings";
 
-/// Such a record is some hundred bytes long, or some thousand for a machine with many disks.
+/// Limit of a record's size in bytes. A record has some hundred bytes, or some thousand for a machine with
+/// many disks.
 const LONGEST: u64 = 256 << 10;
 
-/// Notes them, before anything is changed.
+/// Notes the settings, before any change.
 pub(super) fn note(paths: &Paths, settings: &Settings) -> anyhow::Result<()> {
     for folder in [&paths.work, &paths.images] {
         whole::write_json(&folder.join(FILE), settings)?;
@@ -31,13 +32,15 @@ pub(super) fn note(paths: &Paths, settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Those of one that arrives: its source's, or its QEMU's own if the source's agent is an earlier one and has sent none.
+/// Notes the settings for a machine that arrives: those of its source, or its QEMU's own if the source's
+/// agent is an earlier release and has sent none.
 pub(super) fn arrive(paths: &Paths, own: &Settings) -> anyhow::Result<()> {
     let sent = arrived(paths, FILE).context("how QEMU was set at the source is damaged")?;
     whole::write_json(&paths.work.join(FILE), sent.as_ref().unwrap_or(own))
 }
 
-/// What the source has sent of a guest that arrives, as JSON; `None`: it has sent nothing of the kind.
+/// A record that the source has sent for a guest that arrives, as JSON; `None` if it has sent none of that
+/// name.
 pub(super) fn arrived<T: DeserializeOwned>(paths: &Paths, name: &str) -> anyhow::Result<Option<T>> {
     let Some(file) = beneath::open(&paths.images, Path::new(name), OFlags::RDONLY)? else {
         return Ok(None);
@@ -80,6 +83,6 @@ pub(super) async fn put_back(paths: &Paths, machine: &Machine) -> anyhow::Result
         }
         other => other?,
     }
-    // It is so again.
+    // QEMU has its settings from before the move again.
     whole::remove(&paths.work.join(FILE))
 }

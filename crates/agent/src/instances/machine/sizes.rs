@@ -1,12 +1,13 @@
-//! A guest is told when a volume has grown that is a disk of it.
+//! Growth of a volume is announced to the guest that has it as a disk.
 //!
 //! ```text
-//!  verbatim volume resize ─► daemon: ends QEMU's connection, since a size is said at its beginning alone
-//!                            agent:  sees the size in the daemon's list, has QEMU connect anew, and take the size (`block_resize`)
+//!  verbatim volume resize ─► daemon: ends QEMU's connection, since a size is sent at its beginning alone
+//!                            agent:  sees the size in the daemon's list, has QEMU reconnect, and take the size (`block_resize`)
 //!                            QEMU:   the configuration of the guest's device has changed
 //! ```
 //!
-//! Whether the guest knows a size is not to be asked. So it is told once where it starts, comes to, or is found by an agent, and then of each other size.
+//! QEMU cannot be asked for the size that the guest knows. So the guest is told the size once after its
+//! start, its arrival or its discovery by a new agent, and then each change of size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,17 +21,17 @@ use super::{leaving, qemu, standing};
 use crate::instances::volumes::SOCKET;
 use crate::instances::{Instance, State};
 
-/// From one look to the next. It is a question to a daemon of this host, which tells nobody by itself.
+/// Pause between two looks. A look is a request to a daemon of this host, which sends no notifications.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Longest pause while QEMU refuses a size: a disk that was removed has none.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// What the guest has been told of each volume.
+/// Last size that the guest was told of each volume.
 type Told = BTreeMap<String, u64>;
 
-/// Looks until the instance is not here any more. Nothing for one that has no volumes as disks to write to: QEMU does not resize what is only read, and a guest
-/// knows its size when it moves or starts anew.
+/// Looks until the instance is not here any more. Does nothing for an instance without writable volumes as
+/// disks: QEMU does not resize a read-only disk, and the guest learns its size when it moves or restarts.
 pub fn watch(instance: &Arc<Instance>) {
     let record = &instance.home.record;
     let Some(Guest::Qemu(arguments)) = record.machine.clone() else {
@@ -85,7 +86,7 @@ async fn look(instance: &Arc<Instance>, arguments: &Arguments, told: &mut Told) 
         if told.get(name) == Some(&bytes) {
             continue;
         }
-        // It serves one connection, which a move needs.
+        // QEMU serves one connection, which a move needs.
         let is_left_alone = instance.state() == State::Running
             && leaving::ran(paths)?.is_none()
             && standing::why(paths).is_none()

@@ -1,4 +1,4 @@
-//! Volumes as disks of a virtual machine: how they are asked for, and what QEMU's command line has of them.
+//! Volumes as disks of a virtual machine: syntax of a request, and the disks on QEMU's command line.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use verbatim_vm::{Arguments, NbdDisk};
 use super::disks::SOCKET;
 use super::{Disks, Mounted};
 
-/// Where QEMU's container has the folders of their sockets. The same on all hosts, as the command line is.
+/// Folder in QEMU's container for the folders of the volumes' sockets. The same on all hosts, like the
+/// command line.
 const INSIDE: &str = "/run/volumes";
 
 /// A volume that is to be a disk.
@@ -16,7 +17,7 @@ const INSIDE: &str = "/run/volumes";
 pub struct Disk {
     volume: String,
     writable: bool,
-    /// Of the device, each `name=value`.
+    /// Properties of the device, each `name=value`.
     properties: Vec<String>,
 }
 
@@ -52,7 +53,7 @@ fn parse_one(text: &str) -> anyhow::Result<Disk> {
     Ok(disk)
 }
 
-/// Reads what was asked for.
+/// Reads a request for disks.
 pub fn parse(texts: &[String]) -> anyhow::Result<Vec<Disk>> {
     let mut all: Vec<Disk> = Vec::new();
     for text in texts {
@@ -65,7 +66,7 @@ pub fn parse(texts: &[String]) -> anyhow::Result<Vec<Disk>> {
     Ok(all)
 }
 
-/// The virtual machine with these disks, and what is to be in its record of them. `disks` are its instance's.
+/// The virtual machine with these disks, and their entries for its record. `disks` are those of its instance.
 pub fn with(arguments: Arguments, all: &[Disk], disks: &Disks) -> anyhow::Result<(Arguments, Vec<Mounted>)> {
     if all.is_empty() {
         return Ok((arguments, Vec::new()));

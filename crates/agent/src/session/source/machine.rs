@@ -1,4 +1,5 @@
-//! What is different for a virtual machine: QEMU waits at the destination before any RAM is sent, and is stopped by its own means.
+//! Differences for a virtual machine: QEMU waits at the destination before any RAM is sent, and is stopped by
+//! its own means.
 
 use std::path::Path;
 use std::time::Instant;
@@ -25,7 +26,7 @@ use crate::protocol::{BLOCK_DEVICES, IMAGES, LIBVIRT, MACHINE_FITS, MACHINES};
 use crate::report::milliseconds;
 use crate::session::told;
 
-/// Why a virtual machine cannot come to a host whose agent may be an earlier one.
+/// Obstacle to a virtual machine's move to a host with an agent that may be an earlier release.
 pub fn unknown(agent: &Shared, record: &Record, to: &str) -> Option<String> {
     let guest = record.machine.as_ref()?;
     let lacks = |capability: &str| !agent.peers.can(to, capability);
@@ -73,7 +74,7 @@ pub fn uncompared(agent: &Shared, record: &Record, carried: &Carried, to: &str) 
     }
 }
 
-/// Asks the destination which of the images it has on other storage, and fills in the content of those.
+/// Asks the destination for the images that it has on other storage, and fills in their content.
 pub async fn look_into_images(
     peer: &mut PeerClient<Channel>,
     request: &mut OpenRequest,
@@ -95,12 +96,12 @@ pub async fn look_into_images(
 }
 
 impl Source {
-    /// Whether the instance is one.
+    /// Whether the instance is a virtual machine.
     pub(super) fn is_machine(&self) -> bool {
         self.record().machine.is_some()
     }
 
-    /// An error if it cannot be moved, or the destination does not know what it is.
+    /// An error if the machine cannot be moved, or the destination does not support it.
     pub(super) async fn meet_machine(&mut self) -> anyhow::Result<()> {
         let to = &self.request.destination;
         if let Some(why) = unknown(&self.agent, self.record(), to) {
@@ -125,14 +126,14 @@ impl Source {
         }
     }
 
-    /// QEMU waits at the destination when this returns, and what is written to the RAM is known from then on. What QEMU has put into its RAM there when it
-    /// started is written over by the first round.
+    /// Has QEMU started at the destination, where it waits when this returns; writes to the RAM are tracked
+    /// from then on. QEMU's own writes to its RAM there at its start are overwritten by the first round.
     pub(super) async fn await_machine(&mut self) -> anyhow::Result<()> {
         let to = self.request.destination.clone();
         let machine = self.machine.as_ref().context("QEMU was not asked yet")?;
         machine.describe(&self.instance).await?;
         let mut destination = self.destination();
-        // The folders that its container has mounts of.
+        // Folders that the container of the destination's QEMU mounts.
         self.bytes.pre_copy += self.files.round(&mut destination).await?;
         let prepared = destination.prepare_restore(self.id()).await;
         told(&to, "start QEMU", prepared)?;
@@ -140,11 +141,12 @@ impl Source {
         machine.track().await
     }
 
-    /// The guest stands still when this returns, the destination has its RAM, and the state of its devices is written down.
+    /// Stops the guest. When this returns, the guest stands still, the destination has its RAM, and the state
+    /// of its devices is written to disk.
     pub(super) async fn stop_machine(&mut self) -> anyhow::Result<()> {
         let machine = self.machine.as_mut().context("QEMU was not asked yet")?;
         let stopped = machine.leave(&self.agent.tools, &self.instance).await?;
-        // Kept before it is waited for, so that it is undone in order.
+        // Kept before the wait, so that an error undoes the steps in order.
         let Dumped::Machine(stopped) = self.dumped.insert(Dumped::Machine(stopped)) else {
             unreachable!("it was put there just now");
         };

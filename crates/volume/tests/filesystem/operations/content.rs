@@ -1,4 +1,4 @@
-//! Bytes are written and read, in all ways that there are.
+//! Reads and writes of bytes, in all ways.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
@@ -10,7 +10,7 @@ use rustix::fs::Advice;
 use crate::sys::Map;
 use crate::work::{Aligned, BLOCK, LONGEST, Outcome, Work, compare};
 
-/// The longest write but a few.
+/// The longest write, with few exceptions.
 const LONG: usize = 96 << 10;
 
 pub fn write(work: &mut Work) -> io::Result<Outcome> {
@@ -117,7 +117,8 @@ pub fn mmap_write(work: &mut Work) -> io::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A page that was written in memory is read directly, and one that was written directly is read in memory.
+/// A page that was written through a mapping is read directly, and a page that was written directly is read
+/// through a mapping.
 pub fn mmap_beside_direct(work: &mut Work) -> io::Result<Outcome> {
     let (index, blocks) = work.with_blocks(3)?;
     let (one, other) = (work.noise_of_blocks(1), work.noise_of_blocks(1));

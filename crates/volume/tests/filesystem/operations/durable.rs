@@ -1,4 +1,5 @@
-//! What makes bytes durable. That they are is shown by power that fails (`crash.rs`); here it must go well at any moment.
+//! Operations that make bytes durable. Power failures (`crash.rs`) show that the bytes are; here the
+//! operations have to succeed at any moment.
 
 use std::io;
 use std::os::unix::fs::FileExt;

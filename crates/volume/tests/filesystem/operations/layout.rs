@@ -11,7 +11,7 @@ use super::unless_unknown;
 use crate::sys::clone_range;
 use crate::work::{BLOCK, LONGEST, Outcome, Work, compare};
 
-/// `FALLOC_FL_INSERT_RANGE` and `FALLOC_FL_UNSHARE_RANGE` (`linux/falloc.h`), which are not everywhere.
+/// `FALLOC_FL_INSERT_RANGE` and `FALLOC_FL_UNSHARE_RANGE` (`linux/falloc.h`), which not all libraries have.
 const INSERT_RANGE: FallocateFlags = FallocateFlags::from_bits_retain(0x20);
 const UNSHARE_RANGE: FallocateFlags = FallocateFlags::from_bits_retain(0x40);
 
@@ -39,7 +39,7 @@ pub fn truncate_longer(work: &mut Work) -> io::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// Either comes first.
+/// A truncation beside a write; either may come first.
 pub fn truncate_beside_write(work: &mut Work) -> io::Result<Outcome> {
     let data = work.noise(64 << 10);
     let offset = work.random.random_range(0..LONGEST - data.len());
@@ -48,7 +48,7 @@ pub fn truncate_beside_write(work: &mut Work) -> io::Result<Outcome> {
     let file = &subject.file;
     std::thread::scope(|scope| {
         let cutting = scope.spawn(|| file.set_len(length as u64));
-        // In one call, which nothing comes between.
+        // In one call, so that the truncation comes before or after it.
         let count = file.write_at(&data, offset as u64)?;
         assert_eq!(count, data.len(), "part of a write");
         cutting.join().expect("no panic")
@@ -104,7 +104,7 @@ pub fn zero_range_keep_size(work: &mut Work) -> io::Result<Outcome> {
 
 pub fn collapse_range(work: &mut Work) -> io::Result<Outcome> {
     let (index, blocks) = work.with_blocks(4)?;
-    // Something has to remain behind it.
+    // Some blocks have to remain behind the range.
     let first = work.random.random_range(0..blocks - 2);
     let count = work.random.random_range(1..blocks - 1 - first);
     let subject = &mut work.subjects[index];
@@ -171,7 +171,7 @@ pub fn unshare_range(work: &mut Work) -> io::Result<Outcome> {
 pub fn reflink(work: &mut Work) -> io::Result<Outcome> {
     let (from, to) = work.two();
     let content = work.subjects[from].content.clone();
-    // It takes the length of the other one only when that is longer.
+    // The clone takes the length of the source only if that is longer.
     work.subjects[to].file.set_len(0)?;
     work.subjects[to].content.clear();
     let done = rustix::fs::ioctl_ficlone(&work.subjects[to].file, &work.subjects[from].file);
@@ -197,7 +197,7 @@ pub fn reflink_range(work: &mut Work) -> io::Result<Outcome> {
     unless_unknown(done)
 }
 
-/// A hole has nothing but zeros.
+/// Holes contain only zeros.
 pub fn holes_and_data(work: &mut Work) -> io::Result<Outcome> {
     let subject = work.any();
     let length = subject.content.len();

@@ -1,4 +1,4 @@
-//! The operations, by name. Each does something with files of its process, and with the memory of what has to be in them.
+//! The operations, by name. Each works on files of its process, and on the expected content in memory.
 
 mod content;
 mod durable;
@@ -11,7 +11,7 @@ use crate::work::{Outcome, Work};
 
 pub type Operation = fn(&mut Work) -> io::Result<Outcome>;
 
-/// All of them.
+/// All operations.
 pub const OPERATIONS: &[(&str, Operation)] = &[
     ("write", content::write),
     ("write-vectored", content::write_vectored),
@@ -59,7 +59,7 @@ pub const OPERATIONS: &[(&str, Operation)] = &[
     ("write-dsync", durable::write_dsync),
 ];
 
-/// An error by which a file system says that it does not have something.
+/// An operation without support in the file system is not an error.
 fn unless_unknown(result: io::Result<()>) -> io::Result<Outcome> {
     match result {
         Ok(()) => Ok(Outcome::Done),

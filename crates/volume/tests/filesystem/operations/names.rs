@@ -1,4 +1,4 @@
-//! Names, folders, and what else is kept beside bytes.
+//! Names, folders, and attributes of files.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use crate::work::{Outcome, Subject, Work, compare};
 /// Files of one folder.
 const MANY: u32 = 60;
 
-/// As editors save: a new file is written beside the old one, made durable, and takes its name.
+/// Saves as editors do: a new file is written beside the old one, made durable, and takes its name.
 pub fn rename_over(work: &mut Work) -> io::Result<Outcome> {
     let data = work.noise(64 << 10);
     let mut new = Subject::create(work.folder.join("new"))?;
@@ -23,7 +23,7 @@ pub fn rename_over(work: &mut Work) -> io::Result<Outcome> {
     let subject = work.any();
     fs::rename(&new.path, &subject.path)?;
     folder.sync_all()?;
-    // Whoever has the old one open still has it.
+    // An open descriptor still has the old file.
     let mut found = vec![0; subject.content.len()];
     subject.file.read_exact_at(&mut found, 0)?;
     compare("replaced", &subject.path, 0, &found, &subject.content);
@@ -62,7 +62,7 @@ pub fn rename_no_replace(work: &mut Work) -> io::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A tree gets another name, with all that is in it.
+/// A tree is renamed with its content.
 pub fn rename_folder(work: &mut Work) -> io::Result<Outcome> {
     let (old, new) = (work.folder.join("tree"), work.folder.join("other-tree"));
     let mut wanted = Vec::new();
@@ -104,7 +104,7 @@ pub fn hard_link(work: &mut Work) -> io::Result<Outcome> {
 
 pub fn symbolic_link(work: &mut Work) -> io::Result<Outcome> {
     let (link, long) = (work.folder.join("link"), work.random.random_range(1..480));
-    // Short ones lie in the inode, long ones in a block.
+    // A short target lies in the inode, a long one in a block.
     let target = "./".repeat(long);
     let subject = work.any();
     let name = subject
@@ -134,7 +134,7 @@ pub fn attributes(work: &mut Work) -> io::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// A file gets a name when it is whole.
+/// A file gets its name when it is complete.
 pub fn unnamed_file(work: &mut Work) -> io::Result<Outcome> {
     let data = work.noise(64 << 10);
     let flags = OFlags::TMPFILE | OFlags::RDWR;

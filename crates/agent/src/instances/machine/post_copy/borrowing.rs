@@ -1,4 +1,4 @@
-//! RAM that comes by one-sided RDMA: the source lends it, and its RNIC answers.
+//! RAM by one-sided RDMA: the source lends its RAM, and its RNIC answers.
 //!
 //! ```text
 //!  Borrowing                                              the source's agent
@@ -7,9 +7,10 @@
 //!   read ─── READ ──────────────────────────────────────► (its RNIC)
 //! ```
 //!
-//! What nobody waits for is read in the background, by a connection of its own: what somebody waits for does not stand behind it. Each page is compared with its
-//! fingerprint, which has come over TLS. So a range can be read when its *pieces* are described. Who waits for a page is not made to wait for that, too;
-//! what is read ahead is, and has the next piece described meanwhile.
+//! Ranges that no thread waits for are read ahead, by a connection of their own: so a fault does not wait
+//! behind them. Each page is compared with its fingerprint, which has come over TLS. So a range can be read
+//! only when its *pieces* are described. A fault never waits for a description: its range comes over TLS
+//! then. A range that is read ahead does wait, and has the next piece described meanwhile.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -32,29 +33,29 @@ use crate::agent::Shared;
 use crate::proto::{LendBehindRequest, RamRun};
 use crate::protocol::POST_COPY_RDMA;
 
-/// In bytes: so much is described at once, in 64 KiB.
+/// Length of a piece in bytes. Its description has at most 64 KiB.
 const PIECE: u64 = 8 << 20;
 
-/// So many ranges are on their way by each connection.
+/// Limit of ranges in flight on each connection.
 const ROOMS: u64 = 8;
 
-/// How long one READ may take. The guest waits for it no longer than for a source that does not answer.
+/// Limit for one READ, so that the guest waits no longer than for a source that does not answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// What another host lends.
+/// RAM that another host lends.
 pub(super) struct Borrowing {
     agent: Shared,
     origin: Origin,
     bytes: u64,
     pieces: Vec<Piece>,
-    /// For what somebody waits for.
+    /// For faults.
     urgent: Reader,
     ahead: Reader,
 }
 
-/// What is known of a part of the RAM.
+/// Description of a part of the RAM.
 #[derive(Debug, Default)]
 struct Piece {
     is_asked_for: AtomicBool,
@@ -63,7 +64,7 @@ struct Piece {
 }
 
 impl Borrowing {
-    /// Has it lent, so many bytes.
+    /// Has the source lend `bytes` of RAM.
     pub(super) async fn open(agent: &Shared, origin: &Origin, bytes: u64) -> anyhow::Result<Self> {
         let rnic = Arc::clone(&agent.rnic);
         let made = tokio::task::spawn_blocking(move || {
@@ -95,7 +96,8 @@ impl Borrowing {
         })
     }
 
-    /// What is in a range; `None` if that is to be asked for in another way, since it is not known yet what would be read.
+    /// Content of a range; `None` if a piece of it is not described yet, so that the range must come in
+    /// another way.
     pub(super) async fn read(
         self: &Arc<Self>,
         range: &Range<u64>,
@@ -122,7 +124,7 @@ impl Borrowing {
         read.await.map(Some)
     }
 
-    /// Has a piece described, unless it is.
+    /// Has a piece described, unless it is described already.
     async fn describe(&self, piece: u64) -> anyhow::Result<()> {
         let there = self
             .pieces
@@ -140,7 +142,7 @@ impl Borrowing {
         described.await.map(drop)
     }
 
-    /// The same, beside what is done now. What fails is asked for again when it is needed.
+    /// Has a piece described in the background. After a failure the piece is described when it is needed.
     fn describe_soon(self: &Arc<Self>, piece: u64) {
         let there = self.pieces.get(piece as usize);
         if there.is_some_and(|there| !there.is_asked_for.swap(true, Relaxed)) {
@@ -150,7 +152,7 @@ impl Borrowing {
     }
 }
 
-/// Asks the source for it. The loans, one for each wish, and the key of its fingerprints.
+/// Asks the source for its RAM. Returns a loan for each wish, and the key of the fingerprints.
 async fn lend(agent: &Shared, origin: &Origin, wishes: [Wish; 2]) -> anyhow::Result<(Vec<Loan>, Arc<Key>)> {
     let wishes = wishes.iter().map(postcard::to_allocvec);
     let request = LendBehindRequest {
@@ -176,7 +178,7 @@ async fn lend(agent: &Shared, origin: &Origin, wishes: [Wish; 2]) -> anyhow::Res
     Ok((loans, Arc::new(key)))
 }
 
-/// An error unless it can be read: whole pages, with a fingerprint for each or none at all.
+/// An error unless the run can be read: whole pages, with a fingerprint for each or none at all.
 fn must_be_described(run: &RamRun) -> anyhow::Result<()> {
     let is_whole = run.start.is_multiple_of(PAGE) && run.length.is_multiple_of(PAGE);
     let fingerprints = run.length / PAGE * FINGERPRINT_BYTES as u64;
@@ -195,7 +197,7 @@ fn must_be_described(run: &RamRun) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What of a described run is in a range.
+/// The part of a described run that is in a range.
 fn part(run: &RamRun, range: &Range<u64>) -> Option<RamRun> {
     let start = run.start.max(range.start);
     let end = (run.start + run.length).min(range.end);
@@ -211,7 +213,7 @@ fn part(run: &RamRun, range: &Range<u64>) -> Option<RamRun> {
     })
 }
 
-/// Gives READs to a thread. When it is dropped, what is on its way is given up.
+/// Hands READs to a thread. On drop the READs in flight are abandoned.
 struct Reader {
     jobs: mpsc::Sender<Job>,
     canceller: Canceller,
@@ -242,7 +244,7 @@ impl Reader {
         Ok(Self { jobs, canceller })
     }
 
-    /// The run with its bytes. What is zero is read by nobody.
+    /// The run with its bytes. A run of zeros is not read.
     async fn read(&self, mut run: RamRun, is_to_damage: bool) -> anyhow::Result<RamRun> {
         if run.fingerprints.is_empty() {
             return Ok(run);
@@ -267,14 +269,15 @@ impl Reader {
     }
 }
 
-/// Reads what it is given, until that fails or nobody gives any more.
+/// Serves READs, until one fails or the reader is dropped.
 fn serve(borrower: Borrower, key: &Key, jobs: &mpsc::Receiver<Job>) {
     let mut posted = VecDeque::new();
     let why = match read_all(borrower, key, jobs, &mut posted) {
         Ok(()) => return,
         Err(error) => error.to_string(),
     };
-    // The connection and its memory are gone. Who gives more learns it from the channel, which goes with this thread.
+    // The connection and its memory are gone. Later callers get the error from the channel, which is closed
+    // with this thread.
     for job in posted.into_iter().chain(jobs.try_iter()) {
         let _ = job.answer.send(Err(why.clone()));
     }
@@ -304,7 +307,7 @@ fn read_all(
             borrower.damage()?;
         }
         let bytes = borrower.take(key, &job.run.fingerprints)?;
-        // Whoever has given it may be gone.
+        // The caller may be gone.
         if let Some(job) = posted.pop_front() {
             let _ = job.answer.send(Ok(bytes));
         }

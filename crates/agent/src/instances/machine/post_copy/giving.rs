@@ -1,5 +1,5 @@
-//! The host that has what is missing, and by which way it gives: by one-sided RDMA where the session's memory has gone that way and what it would
-//! read is known, else in answers over TLS. What RDMA does not bring comes over TLS at once.
+//! The source of missing RAM, and its transport: one-sided RDMA if the session's memory went by RDMA and the
+//! range is described, else answers over TLS. A range that RDMA does not bring comes over TLS at once.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -18,18 +18,18 @@ use crate::agent::Shared;
 use crate::faults::Point;
 use crate::proto::{RamRun, ReadBehindRequest};
 
-/// How long a source may take to answer.
+/// Limit for a source's answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
-/// Until RDMA is tried again after it has failed, at first and at last.
+/// Pause before RDMA is tried again after a failure: the first, and the longest.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
-/// The host that a guest has left, which gives it what is missing.
+/// The host that a guest has left, which provides its missing RAM.
 pub(super) struct Giving<'a> {
     agent: &'a Shared,
     origin: &'a Origin,
     borrowing: Mutex<Option<Arc<Borrowing>>>,
-    /// It has failed, and is no more.
+    /// The borrowing has failed, and was dropped.
     has_failed: Notify,
     rdma_bytes: AtomicU64,
     tls_bytes: AtomicU64,
@@ -47,7 +47,8 @@ impl<'a> Giving<'a> {
         }
     }
 
-    /// What is in a range there; `None` if that host keeps nothing. `is_ahead`: nobody waits for it yet.
+    /// Content of a range at that host; `None` if the host keeps nothing. `is_ahead`: no thread waits for the
+    /// range yet.
     pub(super) async fn give(
         &self,
         range: Range<u64>,
@@ -61,7 +62,7 @@ impl<'a> Giving<'a> {
                     self.rdma_bytes.fetch_add(data_bytes(&runs), Relaxed);
                     return Ok(Some(runs));
                 }
-                // What it would read is not known yet.
+                // The range is not described yet.
                 Ok(None) => {}
                 Err(error) => self.give_up(&borrowing, &error),
             }
@@ -72,7 +73,7 @@ impl<'a> Giving<'a> {
         Ok(runs)
     }
 
-    /// Borrows the RAM as soon as the rest of it may come, and again when that has failed. `bytes`: how much it has.
+    /// Borrows the RAM once the rest of it may come, and again after a failure. `bytes`: size of the RAM.
     pub(super) async fn connect(&self, mut the_rest: watch::Receiver<bool>, bytes: u64) -> Infallible {
         let may_begin = the_rest.wait_for(|may_begin| *may_begin).await.is_ok();
         if !may_begin || !self.origin.by_rdma {
@@ -106,7 +107,7 @@ impl<'a> Giving<'a> {
 
     fn give_up(&self, failed: &Arc<Borrowing>, error: &anyhow::Error) {
         let mut borrowing = self.borrowing();
-        // The others that were under way fail, too.
+        // The other requests in flight fail, too.
         if borrowing
             .take_if(|borrowing| Arc::ptr_eq(borrowing, failed))
             .is_some()
@@ -120,7 +121,7 @@ impl<'a> Giving<'a> {
         }
     }
 
-    /// All has come.
+    /// Logs that all RAM has come.
     pub(super) fn tell_what_came(&self) {
         tracing::info!(
             source = self.origin.source,
@@ -136,7 +137,7 @@ fn data_bytes(runs: &[RamRun]) -> u64 {
     runs.iter().map(|run| run.data.len() as u64).sum()
 }
 
-/// What is in a range there, or, if it is only to be described, its fingerprints; `None` if that host keeps nothing.
+/// Content of a range at that host, or, with `described`, its fingerprints; `None` if the host keeps nothing.
 pub(super) async fn ask(
     agent: &Shared,
     origin: &Origin,
@@ -162,7 +163,8 @@ pub(super) async fn ask(
     Ok(Some(reply.runs))
 }
 
-/// An error unless the runs are those of a range, once and whole: who waits for one of its pages would wait for ever.
+/// An error unless the runs cover a range once and whole: a thread would wait forever for a page that no run
+/// has.
 fn must_cover(range: &Range<u64>, runs: &[RamRun]) -> anyhow::Result<()> {
     let mut at = range.start;
     let mut runs: Vec<&RamRun> = runs.iter().collect();
@@ -207,7 +209,7 @@ mod tests {
     #[test]
     fn an_answer_is_what_was_asked_for_or_none() {
         let asked = 4096..16384;
-        // What is zero comes last.
+        // Zeros come last.
         let whole = [run(12288, 4096, 4096), run(4096, 8192, 0)];
         must_cover(&asked, &whole).unwrap();
         must_cover(&asked, &[run(4096, 1 << 20, 0)]).unwrap();
