@@ -631,6 +631,30 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
+    async fn zeros_that_stay_allocated_leave_the_reserve_free_as_data_do() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (incoming, store) = incoming(folder.path());
+        let mut line = connect(&incoming, &store, 7).await;
+        line.write_all(&put(Tag::Change(1), 0, 1)).await.expect("sent");
+        assert_eq!(done(&mut line).await, Tag::Change(1));
+        // More than there is.
+        let reserve = Reserve::new(&folder.path().join("data"), 0, u64::MAX);
+        incoming.keep_free(Some(Arc::new(reserve)));
+        let tag = Tag::Change(2);
+        let (offset, length) = (8192, 4096);
+        let zeros = [
+            (ToDestination::Zero { tag, offset, length }, 0),
+            (ToDestination::Allocate { tag, offset, length }, libc::ENOSPC),
+        ];
+        for (message, errno) in zeros {
+            line.write_all(&wire::frame(&message, 0)).await.expect("sent");
+            let (answer, _) = wire::receive::<ToSource>(&mut line).await.expect("an answer");
+            assert_eq!(answer, ToSource::Done(tag, errno));
+        }
+        assert!(incoming.ran_full());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_change_waits_behind_no_chunk() {
         let folder = tempfile::tempdir().expect("a folder");
         let (incoming, store) = incoming(folder.path());
