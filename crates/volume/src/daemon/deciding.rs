@@ -566,7 +566,7 @@ impl Daemon {
     /// Whether the copy here has left for that host.
     async fn has_left(&self, name: &str, ask: &Ask, asker: &str) -> anyhow::Result<Answer> {
         let entry = self.entry(name).await?;
-        let state = entry.state.lock().await;
+        let state = entry.state_soon().await?;
         state.is_known(&entry)?;
         match has_left(state.here(None), ask, asker) {
             Verdict::Say(answer) => Ok(answer),
