@@ -752,6 +752,13 @@ fn a_copy_that_finds_no_room_gives_back_what_it_took() {
 
     // There is no room from the beginning.
     small.fill(8 * MIB);
+    let check = Order::Check {
+        name: "db".to_owned(),
+        to: "b".to_owned(),
+    };
+    let checked = || give(&lab, 0, &check).expect("an answer").remove(0).trouble;
+    let said = checked().expect("there is no room");
+    assert!(said.contains("there is no room for it on b"), "{said}");
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("there is no room for it on b"), "{said}");
     assert_eq!(
@@ -759,6 +766,7 @@ fn a_copy_that_finds_no_room_gives_back_what_it_took() {
         ("serving".into(), "none".into())
     );
     small.clear();
+    assert_eq!(checked(), None);
 
     // Another file takes the room meanwhile.
     let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
