@@ -191,7 +191,9 @@ fn a_copy_that_is_not_known_takes_no_order_and_others_are_served() {
 fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
     let names = |folder: &std::path::Path| -> Vec<_> {
         let entries = std::fs::read_dir(folder).expect("it is there");
-        entries.map(|entry| entry.expect("an entry").file_name()).collect()
+        entries
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect()
     };
     std::fs::create_dir_all(to).expect("made");
     let wanted = names(from);

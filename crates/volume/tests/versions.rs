@@ -185,7 +185,9 @@ fn a_daemon_of_the_version_before_that_has_promised_its_copy_confirms_nothing() 
         order_now(&lab.path(0, "run/volumes.sock"), &order, PATIENCE).expect("it is done");
     }
     lab.order(0, &["resolve", "db", "--keep", "source", "--force"]);
-    until("it is asked more than once", || older.lock().expect("nobody panics").asked >= 3);
+    until("it is asked more than once", || {
+        older.lock().expect("nobody panics").asked >= 3
+    });
     let moved = lab.try_order(0, &["migrate", "db", "--to", "b"]);
     let said = String::from_utf8_lossy(&moved.stderr).into_owned();
     assert!(said.contains("has not said yet"), "{said}\n{}", lab.logs());
@@ -196,7 +198,9 @@ fn a_daemon_of_the_version_before_that_has_promised_its_copy_confirms_nothing() 
     }
     until("it is told", || {
         let status = lab.status(0, "db").expect("listed");
-        status["trouble"].as_str().is_some_and(|trouble| trouble.contains("there are two"))
+        status["trouble"]
+            .as_str()
+            .is_some_and(|trouble| trouble.contains("there are two"))
     });
 }
 
