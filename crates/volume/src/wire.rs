@@ -89,8 +89,8 @@ pub enum Purpose {
         /// The source.
         from: String,
     },
-    /// A destination asks its source: has the copy there left for it, by that session? One question, one answer. (A daemon of an earlier release closes
-    /// the connection.)
+    /// A destination asks its source: has the copy there left for it, by that session? One question, one answer. (A daemon of an earlier
+    /// release closes the connection.)
     HasLeft,
 }
 

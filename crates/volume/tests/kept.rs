@@ -506,7 +506,7 @@ fn a_device_grows_with_its_volume_also_where_its_daemon_has_not_told_it() {
     run(Command::new("e2fsck").args(["-f", "-n", &device]));
 }
 
-/// The kernel asks the daemon how long its device is, and somebody waits for that answer who cannot be killed meanwhile: he must not be of the daemon.
+/// The kernel asks the daemon how long its device is. Whoever waits for that answer cannot be killed meanwhile, and must not be of the daemon.
 #[test]
 fn a_daemon_that_is_killed_while_its_own_device_is_asked_for_is_followed_by_another_one() {
     if is_skipped() {

@@ -1,12 +1,12 @@
 //! Calls that wait for this very daemon: the kernel asks the front, and whoever has called goes on when the front has answered.
 //!
-//! Such a caller cannot be killed once the front has read the request. A thread of the daemon that waited while the daemon is killed would wait for the one
-//! after it, and the dead process would stay until then, with the lock of the volumes' folder: so none would ever come. For that reason a process of its own
-//! waits, which has nothing of the daemon's: this program under another name.
+//! Such a caller cannot be killed once the front has read the request. A thread of the daemon that waited while the daemon is killed would
+//! wait for the one after it, and the dead process would stay until then, with the lock of the volumes' folder: so none would ever come. For
+//! that reason a process of its own waits, which has nothing of the daemon's: this program under another name.
 //!
 //! ```text
-//!  daemon ── the mount (stdin), a socket (stdout) ──► verbatim-device make ro|rw LENGTH     makes a loop device, says its path, and keeps it
-//!                                                     verbatim-device grow PATH LENGTH      has it follow the file
+//!  daemon ── mount (stdin), socket (stdout) ──► verbatim-device make ro|rw LENGTH   makes a loop device, says its path, and keeps it
+//!                                               verbatim-device grow PATH LENGTH    has it follow the file
 //!  daemon ◄── "done PATH" or "failed WHY" ────────    and ends when the daemon has closed the socket
 //! ```
 
