@@ -10,7 +10,7 @@ use tokio::sync::broadcast::Receiver;
 use crate::error::{Error, Result};
 use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
-use crate::settings::Settings;
+use crate::settings::{LATE, Settings};
 
 /// How long the state of the devices may take to arrive, once it is expected, and to be loaded.
 const LOAD: Duration = Duration::from_secs(60);
@@ -56,6 +56,13 @@ impl Incoming {
             false => Ok(()),
             true => Err(Error::Malformed("the guest runs, and was not told to".to_owned())),
         }
+    }
+
+    /// Has QEMU take its images, and the locks on them, when the guest begins to run, and not when it is loaded. Only for a guest that is to run: QEMU (7.2) aborts where it
+    /// migrates a guest that has never taken its images.
+    pub async fn takes_images_late(&self) -> Result<()> {
+        let late = json!({"capabilities": [{"capability": LATE, "state": true}]});
+        self.machine.qmp().run("migrate-set-capabilities", late).await
     }
 
     /// This QEMU's settings before it was prepared.

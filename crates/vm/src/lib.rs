@@ -55,7 +55,7 @@ pub use disk::NbdDisk;
 pub use error::{Error, Result};
 pub use graph::{Carried, File, Now};
 pub use libvirt::{Description, Domain};
-pub use locks::Held;
+pub use locks::{Held, guarded};
 pub use machine::{Machine, Status};
 pub use post_copy::{AHEAD, PostCopy, URGENT};
 pub use processor::{Offered, Processor};

@@ -8,12 +8,21 @@
 //! QEMU releases them when its guest has left (its nodes are inactive), except for nodes whose drivers do not
 //! pass that on to the nodes below.
 //!
-//! The QEMU of a guest that arrives takes them in two steps (7.2): it uses its images from when the guest is loaded, and denies them to others when the guest
+//! Between the two QEMUs this process holds the same locks ([`Images::guard`]), so that nobody comes in between: from when the source's QEMU has let go until the
+//! destination is told that the guest may run there, or the source's is to go on. Two orders are impossible:
+//!
+//! - Not before `migrate-continue`. If QEMU fails to send its state it takes its images back by itself. With these locks in its way it cannot, lets the guest run all the
+//!   same, and aborts at the first write (7.2, 10.0).
+//! - Not while the destination's QEMU takes its images: it asks for locks of all other open file descriptions. So it is told to take them when the guest
+//!   begins to run (`late-block-activate`, [`crate::Incoming::takes_images_late`]), and not when the guest is loaded.
+//!
+//! Without that QEMU takes them in two steps (7.2): it uses its images from when the guest is loaded, and denies them to others when the guest
 //! begins to run. A lock that is in the way of the first keeps the guest from running. Of one that is in the way of the second QEMU says a word to its standard error, and
-//! lets the guest run on an image that others may write to. So both are looked for while the move can still be taken back ([`Machine::taken`]), and what came
-//! after that is found by the locks that are missing ([`Machine::unprotected`]).
+//! lets the guest run on an image that others may write to. That is so for a guest that arrives paused, and from an agent of an earlier release. So both are looked for
+//! while the move can still be taken back ([`Machine::taken`]), and what came after that is found by the locks that are missing ([`Machine::unprotected`]).
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -37,6 +46,9 @@ const ALL: &str = "/proc/locks";
 
 /// Number of looks, since a lock may be taken or released between two of them.
 const LOOKS: usize = 3;
+
+/// The kernel's boot: hosts with the same one see each other's locks in [`ALL`].
+const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Drivers of block nodes that keep the locks of the files below them when the guest has left.
 const KEEPERS: [&str; 1] = ["quorum"];
@@ -65,18 +77,21 @@ impl Lock {
             "EOF" => u64::MAX,
             last => last.parse().ok()?,
         };
-        let bytes: (u64, u64) = (first.parse().ok()?, last);
+        let lock = Self::new(file, (first.parse().ok()?, last));
+        (lock.used | lock.denied != 0).then_some(lock)
+    }
+
+    fn new(file: &str, bytes: (u64, u64)) -> Self {
         let bits = |base: u64| {
             let range = bytes.0.max(base)..=bytes.1.min(base + PERMISSIONS - 1);
             range.fold(0, |bits, byte| bits | 1 << (byte - base))
         };
-        let (used, denied) = (bits(USED), bits(DENIED));
-        (used | denied != 0).then(|| Self {
+        Self {
             file: file.to_owned(),
             bytes,
-            used,
-            denied,
-        })
+            used: bits(USED),
+            denied: bits(DENIED),
+        }
     }
 }
 
@@ -89,6 +104,38 @@ pub struct Held {
     pub used: u64,
     /// What it denies to others.
     pub denied: u64,
+    /// The kernel's boot of the host that guards it until the guest may run elsewhere; `None`: nobody does.
+    #[serde(default)]
+    pub guarded: Option<String>,
+}
+
+impl Held {
+    /// The locks of its guard, as this host's kernel lists them.
+    fn guard(&self, file: &str) -> Vec<Lock> {
+        if self.guarded.is_none() || self.guarded != boot() {
+            return Vec::new();
+        }
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for byte in bytes(self.used, USED).chain(bytes(self.denied, DENIED)) {
+            match ranges.last_mut() {
+                // The kernel joins neighbours.
+                Some(last) if last.1 + 1 == byte => last.1 = byte,
+                _ => ranges.push((byte, byte)),
+            }
+        }
+        ranges.into_iter().map(|range| Lock::new(file, range)).collect()
+    }
+}
+
+fn boot() -> Option<String> {
+    let boot = std::fs::read_to_string(BOOT).ok()?;
+    Some(boot.trim().to_owned())
+}
+
+/// The bytes that stand for permissions.
+fn bytes(permissions: u64, base: u64) -> impl Iterator<Item = u64> {
+    let set = (0..PERMISSIONS).filter(move |bit| permissions & (1 << bit) != 0);
+    set.map(move |bit| base + bit)
 }
 
 /// An image that a QEMU has locked.
@@ -134,8 +181,39 @@ impl Images {
             path: image.path.clone(),
             used: bits(image, |lock| lock.used),
             denied: bits(image, |lock| lock.denied),
+            guarded: None,
         });
         held.collect()
+    }
+
+    /// Takes the same locks for this process, beside the ones who have them. They are of the descriptions by which [`Self::are_free`] asks, which does not find them.
+    pub(crate) fn guard(&self) -> Result<()> {
+        for image in &self.0 {
+            for lock in &image.locks {
+                for byte in bytes(lock.used, USED).chain(bytes(lock.denied, DENIED)) {
+                    match ofd::lock(&image.file, byte) {
+                        Ok(()) => {}
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            return Err(Error::Unmovable(vec![image.taken_by_another()]));
+                        }
+                        Err(error) => {
+                            return Err(Error::io(format!("lock the image {}", image.path.display()))(
+                                error,
+                            ));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives them up.
+    pub(crate) fn release(&self) {
+        for image in &self.0 {
+            // It is an error where there is no lock to give up.
+            let _ = ofd::unlock(&image.file);
+        }
     }
 
     /// Reasons why another QEMU would not get this one's locks: locks of other processes on this host.
@@ -152,7 +230,7 @@ impl Images {
             images.are_to_have(pid, wanted)?;
             let all = std::fs::read_to_string(ALL).map_err(Error::io(format!("read {ALL}")))?;
             let mut others: Vec<_> = all.lines().filter_map(Lock::of).collect();
-            for own in &own {
+            for own in own.iter().chain(&images.guards(wanted)) {
                 if let Some(at) = others.iter().position(|lock| lock == own) {
                     others.swap_remove(at);
                 }
@@ -172,6 +250,15 @@ impl Images {
             }
         }
         Ok(found)
+    }
+
+    /// The locks that are this host's, and are given up before the guest runs.
+    fn guards(&self, wanted: &[Held]) -> Vec<Lock> {
+        let of = |held: &Held| {
+            let image = self.0.iter().find(|image| image.path == held.path)?;
+            Some(held.guard(&image.locks.first()?.file))
+        };
+        wanted.iter().filter_map(of).flatten().collect()
     }
 
     /// Adds what the QEMU is to have of images that it has open, whether it has any of it yet or not.
@@ -231,6 +318,15 @@ impl Images {
     }
 }
 
+/// The same images, noted as guarded from here.
+pub fn guarded(mut held: Vec<Held>) -> Vec<Held> {
+    let boot = boot();
+    for held in &mut held {
+        held.guarded.clone_from(&boot);
+    }
+    held
+}
+
 impl Machine {
     /// Why this QEMU, whose guest is loaded and does not run yet, would not have its images as the guest's last one had them (`held`), as far as that is because
     /// of another process on this host.
@@ -267,12 +363,8 @@ impl Image {
 
     /// Asks as QEMU does before it takes its locks.
     fn is_free(&self) -> Result<bool> {
-        let asked = |bits: u64, base: u64| {
-            let bits = (0..PERMISSIONS).filter(move |bit| bits & (1 << bit) != 0);
-            bits.map(move |bit| base + bit)
-        };
         for lock in &self.locks {
-            for byte in asked(lock.used, DENIED).chain(asked(lock.denied, USED)) {
+            for byte in bytes(lock.used, DENIED).chain(bytes(lock.denied, USED)) {
                 let held = ofd::is_locked(&self.file, byte)
                     .map_err(Error::io(format!("ask for the locks of {}", self.path.display())))?;
                 if held {
@@ -385,6 +477,72 @@ mod tests {
         assert!(writer.is_free().unwrap());
     }
 
+    #[test]
+    fn a_guard_keeps_others_away_is_known_as_one_and_ends() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, &[0; 512]).unwrap();
+        // A writer that shares its image with nobody, as qcow2 has it: bytes with a gap between them.
+        let (used, denied) = (0b1011, 0b1010);
+        let lock = |used, denied| Lock {
+            file: String::new(),
+            bytes: (0, 0),
+            used,
+            denied,
+        };
+        let image = || Image {
+            path: file.path().to_owned(),
+            file: File::open(file.path()).unwrap(),
+            locks: vec![lock(used, denied)],
+        };
+        let (guard, other) = (Images(vec![image()]), image());
+        guard.guard().unwrap();
+        // Nobody else gets the locks, and whoever guards them asks as if there were no guard.
+        assert!(!other.is_free().unwrap());
+        guard.are_free(std::process::id()).unwrap();
+        // The kernel lists the guard as expected.
+        let number = by_kernel(&guard.0[0].file).unwrap();
+        let of = |guarded| Held {
+            path: file.path().to_owned(),
+            used,
+            denied,
+            guarded,
+        };
+        let listed = std::fs::read_to_string(ALL).unwrap();
+        let listed: Vec<_> = listed
+            .lines()
+            .filter_map(Lock::of)
+            .filter(|lock| lock.file == number)
+            .collect();
+        let mut expected = of(boot()).guard(&number);
+        assert_eq!(expected.len(), 4, "{expected:?}");
+        for lock in &listed {
+            let at = expected.iter().position(|expected| expected == lock);
+            expected.remove(at.unwrap_or_else(|| panic!("{lock:?} of {listed:?}")));
+        }
+        assert!(expected.is_empty(), "{expected:?}");
+        // Another host's guard is not seen here, and is not subtracted from others' locks.
+        for elsewhere in [None, Some("another".to_owned())] {
+            assert!(of(elsewhere).guard(&number).is_empty());
+        }
+        // A lock of somebody else that no other may have.
+        let writer = std::fs::OpenOptions::new().write(true).open(file.path()).unwrap();
+        guard.release();
+        assert!(other.is_free().unwrap());
+        ofd::lock_alone(&writer, DENIED + 1).unwrap();
+        assert!(matches!(guard.guard(), Err(Error::Unmovable(_))));
+        drop(writer);
+        guard.guard().unwrap();
+        drop(guard);
+        assert!(other.is_free().unwrap());
+    }
+
+    #[test]
+    fn what_an_earlier_release_has_noted_is_guarded_by_nobody() {
+        let held: Held = serde_json::from_str(r#"{"path":"/a","used":3,"denied":2}"#).unwrap();
+        assert_eq!(held.guarded, None);
+        assert_eq!(guarded(vec![held])[0].guarded, boot());
+    }
+
     /// Another process that has read locks on some bytes of a file, until its standard input ends.
     fn locker(path: &std::path::Path, bytes: &[u64]) -> std::process::Child {
         const LOCKS: &str = "import fcntl, struct, sys
@@ -418,6 +576,7 @@ sys.stdin.read()";
             path: path.clone(),
             used: 0b11,
             denied: 0b10,
+            guarded: None,
         }];
         let found = || Images::in_the_way(pid, &held).unwrap();
         for has_its_own in [false, true] {

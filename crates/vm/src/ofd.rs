@@ -31,7 +31,20 @@ pub(crate) fn is_locked(file: &File, byte: u64) -> io::Result<bool> {
 }
 
 /// Takes a lock that others may have, too.
-#[cfg(test)]
 pub(crate) fn lock(file: &File, byte: u64) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, &mut of_byte(libc::F_RDLCK, byte)?)
+}
+
+/// Gives up all locks of this open file description.
+pub(crate) fn unlock(file: &File) -> io::Result<()> {
+    let mut all = of_byte(libc::F_UNLCK, 0)?;
+    // To the end of the file, however long that is.
+    all.l_len = 0;
+    control(file, libc::F_OFD_SETLK, &mut all)
+}
+
+/// Takes a lock that nobody else may have.
+#[cfg(test)]
+pub(crate) fn lock_alone(file: &File, byte: u64) -> io::Result<()> {
+    control(file, libc::F_OFD_SETLK, &mut of_byte(libc::F_WRLCK, byte)?)
 }

@@ -15,6 +15,9 @@ use crate::machine::Machine;
 /// On for a move; all others are off.
 const CAPABILITIES: [&str; 3] = ["events", "x-ignore-shared", "pause-before-switchover"];
 
+/// On at the destination alone, for a guest that is to run.
+pub(crate) const LATE: &str = "late-block-activate";
+
 /// In ms: QEMU stops the guest when it expects the rest of other memory than the RAM to take no longer.
 const OTHER_MEMORY: u64 = 20;
 
@@ -52,7 +55,7 @@ impl Settings {
         let is_ours = CAPABILITIES.iter().all(|name| is_on(name));
         let changed = capabilities
             .iter()
-            .filter(|one| one.state || CAPABILITIES.contains(&&*one.capability));
+            .filter(|one| one.state || one.capability == LATE || CAPABILITIES.contains(&&*one.capability));
         let changed = changed.map(|one| {
             let was = one.state && !(is_ours && CAPABILITIES.contains(&&*one.capability));
             (one.capability.clone(), was)
@@ -154,6 +157,7 @@ mod tests {
             "x-ignore-shared",
             "pause-before-switchover",
             "multifd",
+            LATE,
         ];
         let capability = |name: &str| Capability {
             capability: name.to_owned(),
@@ -171,13 +175,13 @@ mod tests {
     fn what_a_move_changes_is_noted_as_it_was_and_nothing_else() {
         let noted = Settings::of(&capabilities(&["events", "multifd"]), &parameters(5, 6, "tls0"));
         let expected = json!({
-            "capabilities": {"events": true, "x-ignore-shared": false, "pause-before-switchover": false, "multifd": true},
+            "capabilities": {"events": true, "x-ignore-shared": false, "pause-before-switchover": false, "multifd": true, "late-block-activate": false},
             "parameters": {"max-bandwidth": 5, "downtime-limit": 6, "tls-creds": "tls0"},
         });
         assert_eq!(serde_json::to_value(&noted).unwrap(), expected);
         assert_eq!(serde_json::from_value::<Settings>(expected).unwrap(), noted);
         let of_a_move = json!({
-            "capabilities": {"events": true, "x-ignore-shared": true, "pause-before-switchover": true, "multifd": false},
+            "capabilities": {"events": true, "x-ignore-shared": true, "pause-before-switchover": true, "multifd": false, "late-block-activate": false},
             "parameters": {"max-bandwidth": BANDWIDTH, "downtime-limit": OTHER_MEMORY, "tls-creds": ""},
         });
         assert_eq!(serde_json::to_value(noted.of_a_move()).unwrap(), of_a_move);

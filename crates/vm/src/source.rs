@@ -71,14 +71,15 @@ impl Machine {
     /// What [`Outgoing::take_back`] does, for whoever comes after one who has died with it; `ran`: whether
     /// the guest ran before, and so is to run; `noted`: QEMU's earlier settings, as far as they are known.
     pub async fn take_back(&self, ran: bool, noted: Option<&Settings>) -> Result<()> {
-        self.give_up(ran, &mut self.qmp().events()).await?;
+        self.give_up(ran, None, &mut self.qmp().events()).await?;
         match noted {
             Some(noted) => self.put_back(noted).await,
             None => Ok(()),
         }
     }
 
-    async fn give_up(&self, ran: bool, events: &mut Receiver<Event>) -> Result<()> {
+    /// `guarded`: images that are guarded until QEMU takes them.
+    async fn give_up(&self, ran: bool, guarded: Option<&Images>, events: &mut Receiver<Event>) -> Result<()> {
         let over = ["none", "cancelled", "failed", "completed"];
         let status = self.migration().await?.status;
         if !over.contains(&status.as_deref().unwrap_or("none")) {
@@ -100,7 +101,10 @@ impl Machine {
         };
         match in_time("ended its migration", CANCEL, settled).await?.running {
             true => Ok(()),
-            false => self.go_on().await,
+            false => {
+                guarded.inspect(|images| images.release());
+                self.go_on().await
+            }
         }
     }
 }
@@ -135,6 +139,17 @@ impl Outgoing {
         self.images.are_free(self.machine.pid())
     }
 
+    /// Holds the locks on images that QEMU has let go in its place, so that nobody else gets them: until [`Self::release`], [`Self::take_back`], or the end of this
+    /// process. To be called after [`Self::hand_over`] alone: before, QEMU may still take its images back by itself.
+    pub fn guard(&self) -> Result<()> {
+        self.images.guard()
+    }
+
+    /// The destination's QEMU may take them from now on.
+    pub fn release(&self) {
+        self.images.release();
+    }
+
     /// The images that it had locked, for the destination, which is to have them so.
     pub fn held(&self) -> Vec<Held> {
         self.images.held()
@@ -142,7 +157,8 @@ impl Outgoing {
 
     /// Gives it up: the guest goes on here, if it ran, and QEMU is set as it was. Only where it is certain that it does not run elsewhere, and never will.
     pub async fn take_back(mut self) -> Result<()> {
-        self.machine.give_up(self.ran, &mut self.events).await?;
+        let images = Some(&self.images);
+        self.machine.give_up(self.ran, images, &mut self.events).await?;
         self.machine.put_back(&self.noted).await
     }
 }

@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         case("settings_are_put_back_at_every_end", settings::put_back),
         case("a_snapshot_has_the_ram_at_each_end", settings::snapshots),
         case("a_lock_on_an_image_keeps_it_here", settings::locked),
+        case("nobody_comes_between_two_qemus", settings::guarded),
         case("a_quorum_is_said_to_keep_its_locks", settings::quorum),
         case("what_a_qemu_offers_is_compared", settings::offered),
         case("now_what_was_not_changed_stays_as_it_is", now::as_started),

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
-use verbatim_vm::{Arguments, Machine};
+use verbatim_vm::{Arguments, Machine, Rounds};
 
-use crate::end::{Disk, End, consecutive, qemu};
+use crate::end::{Disk, End, consecutive, copy, qemu, same_ram};
 use crate::{NEWER_VARIABLE, bring, move_it, pair, says};
 
 /// Least size of a snapshot with the guest's RAM, most of which the guest fills.
@@ -213,6 +213,132 @@ pub async fn locked() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Another QEMU that writes to an image, and lets others do that, too: what it says where it does not get it.
+fn writer(disk: &Disk, format: &str) -> anyhow::Result<String> {
+    let mut command = Command::new("qemu-io");
+    command
+        .args(["-f", format, "-c", "read 0 512"])
+        .arg(disk.beside("disk"));
+    let said = command.stdin(std::process::Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    ensure!(said.status.success() == text.is_empty(), "{said:?}");
+    Ok(text)
+}
+
+/// From when the source's QEMU has let its images go until one of both has them nobody else gets them, and each of both does.
+pub async fn guarded() -> anyhow::Result<()> {
+    let newer = std::env::var(NEWER_VARIABLE).ok();
+    for (format, program) in [
+        ("raw", None),
+        ("qcow2", None),
+        ("raw", newer.as_ref()),
+        ("qcow2", newer.as_ref()),
+    ] {
+        let disk = Disk::new()?;
+        let image = disk.beside("disk");
+        let made = Command::new("qemu-img")
+            .args(["create", "-q", "-f", format])
+            .arg(&image)
+            .arg("16M")
+            .status()?;
+        ensure!(made.success(), "qemu-img: {made}");
+        let drive = format!(
+            "file={},format={format},if=none,id=disk,cache=none,aio=threads",
+            image.display()
+        );
+        let from = End::run(&["-drive", &drive, "-device", "virtio-blk-pci,drive=disk"]).await?;
+        let keeps = |when: &str| -> anyhow::Result<()> {
+            let said = writer(&disk, format)?;
+            ensure!(
+                said.contains("lock"),
+                "{when}, {format}: another QEMU gets the image: {said}"
+            );
+            Ok(())
+        };
+        keeps("before all")?;
+
+        // It comes to nothing when the guest has left.
+        let (mut outgoing, mut state) = from.machine.leave().await?;
+        let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut tokio::io::sink()).await });
+        outgoing.stopped().await?;
+        outgoing.hand_over().await?;
+        ensure!(
+            writer(&disk, format)?.is_empty(),
+            "QEMU has let the image go, and another one does not get it"
+        );
+        outgoing.guard()?;
+        outgoing.has_let_go()?;
+        keeps("guarded")?;
+        outgoing.take_back().await?;
+        pump.await??;
+        from.ticks_on()?;
+        keeps("taken back")?;
+
+        let to = match program {
+            Some(program) => End::arriving_at(program, &from).await?,
+            None => End::arriving(&from).await?,
+        };
+        let mut rounds = Rounds::begin(from.machine.ram(), from.machine.pid())?;
+        copy(&rounds.round()?, &from.machine, &to.machine)?;
+        let (mut outgoing, mut state) = from.machine.leave().await?;
+        let (mut incoming, mut sink) = to.machine.arrive().await?;
+        let saved = tokio::spawn(async move {
+            let mut saved = Vec::new();
+            tokio::io::AsyncReadExt::read_to_end(&mut state, &mut saved)
+                .await
+                .map(|_| saved)
+        });
+        outgoing.stopped().await?;
+        copy(&rounds.last()?, &from.machine, &to.machine)?;
+        outgoing.hand_over().await?;
+        outgoing.guard()?;
+        outgoing.has_let_go()?;
+        // The other one does not try to get them before its guest begins to run.
+        incoming.takes_images_late().await?;
+        let saved = saved.await??;
+        let give = async {
+            tokio::io::AsyncWriteExt::write_all(&mut sink, &saved).await?;
+            tokio::io::AsyncWriteExt::shutdown(&mut sink).await
+        };
+        let (given, loaded) = tokio::join!(give, incoming.loaded());
+        loaded.with_context(|| to.log())?;
+        given?;
+        same_ram(&from.machine, &to.machine)?;
+        let held = verbatim_vm::guarded(outgoing.held());
+        ensure!(held.len() == 1, "{held:?}");
+        let taken = to.machine.taken(&held)?;
+        ensure!(
+            taken.is_empty(),
+            "its guard is taken for somebody else: {taken:?}"
+        );
+        keeps("loaded")?;
+        let other = File::open(&image)?;
+        lock(&other)?;
+        let taken = to.machine.taken(&held)?;
+        ensure!(
+            taken.len() == 1,
+            "who asks nobody is not found beside the guard: {taken:?}"
+        );
+        drop(other);
+        // QEMU gets all of it, or nothing.
+        says(to.machine.go_on().await, "lock")?;
+        to.is_silent()?;
+        outgoing.release();
+        from.machine.quit().await?;
+        incoming.run().await?;
+        to.ticks_on()?;
+        keeps("arrived")?;
+        let unprotected = to.machine.unprotected(&held)?;
+        ensure!(unprotected.is_empty(), "{unprotected:?}");
+        let (capabilities, _) = all(&to.machine).await?;
+        let late = capabilities.as_array().context("a list")?;
+        let late = late.iter().find(|one| one["capability"] == "late-block-activate");
+        ensure!(late.is_some_and(|late| late["state"] == false), "{late:?}");
+        consecutive(&[&from, &to])?;
+    }
+    Ok(())
+}
+
 pub async fn quorum() -> anyhow::Result<()> {
     let disk = Disk::new()?;
     File::create(disk.beside("other"))?.set_len(16 << 20)?;
@@ -277,9 +403,28 @@ pub async fn offered() -> anyhow::Result<()> {
         println!("skipped: {NEWER_VARIABLE} names no newer QEMU");
         return Ok(());
     };
-    let there = from.arguments().run_by(&newer).offered().await?.processor;
-    ensure!(own.missed_by(&there).is_none(), "{:?}", own.missed_by(&there));
-    let back = there.missed_by(&own);
-    println!("back from {newer}: {back:?}");
+    // `max` is another processor with each release. What is missing is named, and with that switched off nothing is.
+    let older = qemu();
+    for (here, there) in [(&older, &newer), (&newer, &older)] {
+        let max = |program: &str, less: &str| {
+            let cpu = format!("max{less}");
+            Arguments::parse(&[program, "-accel", "tcg", "-M", &machine, "-cpu", &cpu])
+        };
+        let own = max(here, "")?.offered().await?.processor;
+        let other = max(there, "")?.offered().await?.processor;
+        let Some(why) = own.missed_by(&other) else {
+            println!("{here} -> {there}: nothing is missing");
+            continue;
+        };
+        println!("{here} -> {there}: {why}");
+        let named = why
+            .split_once("which lacks ")
+            .and_then(|(_, rest)| rest.split_once(':'));
+        let (named, _) = named.with_context(|| format!("features that are not named: {why}"))?;
+        let less: String = named.split(", ").map(|name| format!(",-{name}")).collect();
+        let own = max(here, &less)?.offered().await?.processor;
+        let why = own.missed_by(&other);
+        ensure!(why.is_none(), "{here} -> {there}: {named} switched off: {why:?}");
+    }
     Ok(())
 }
