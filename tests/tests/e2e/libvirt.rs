@@ -22,16 +22,17 @@ const NAME: &str = "guest";
 const URI: &str = "qemu:///system";
 
 /// A libvirt in a host. Its files are the host's own: what it writes elsewhere than to `/run` lies in `/run`, too. Its sockets (`$0`) are where another host's libvirt reaches them,
-/// which takes it for another machine's by its number (`$1`).
+/// which takes it for another machine's by its number (`$1`). A later start is one with its host: what is to start with that does.
 const DAEMON: &str = "set -e
 mount --make-rprivate /
-mkdir $0
-ln -s $0 /run/libvirt
+mkdir -p $0
+rm -f $0/qemu/autostarted
+ln -sfn $0 /run/libvirt
 for folder in /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
     mkdir -p $folder /run/own$folder
     mount --bind /run/own$folder $folder
 done
-mkdir /run/own/ram
+mkdir -p /run/own/ram
 cat >/etc/libvirt/qemu.conf <<'END'
 security_driver = \"none\"
 user = \"root\"
@@ -43,6 +44,12 @@ memory_backing_dir = \"/run/own/ram\"
 END
 printf 'auth_unix_rw = \"none\"\nhost_uuid = \"%s\"\n' $1 >/etc/libvirt/libvirtd.conf
 exec libvirtd --pid-file /run/own/pid";
+
+/// As a high-availability manager: it starts the domain again where that has crashed, or its QEMU has failed. It says all that it hears of it.
+const MANAGER: &str = "stdbuf -oL virsh --quiet --connect $0 event --domain $1 --event lifecycle --loop | while read -r heard; do
+    echo $heard
+    case $heard in *Crashed*|*Failed*) virsh --quiet --connect $0 start $1 ;; esac
+done";
 
 /// Something before, at and after the commit, at either host.
 const SHORT: &[(&str, Action)] = &[
@@ -60,6 +67,7 @@ pub fn tests() -> Vec<Test> {
     let tests = [
         Test::new("machines::libvirt", HOSTS, moves).injecting_faults(),
         Test::new("machines::libvirt_own_means", HOSTS, own_means).injecting_faults(),
+        Test::new("machines::libvirt_left", HOSTS, left),
         Test::new("machines::libvirt_faults", THREE, |lab| {
             let site = Site::start(lab)?;
             site.ask("src", &["create", &site.description(NAME, BACKING)?])?;
@@ -97,26 +105,56 @@ impl Drop for Site<'_> {
 impl<'a> Site<'a> {
     fn start(lab: &'a TestLab) -> anyhow::Result<Self> {
         let folder = tempfile::TempDir::new_in("/var/tmp")?;
-        let daemons = HOSTS.iter().enumerate().map(|(number, host)| {
-            let sockets = folder.path().join(host);
-            let sockets = sockets.to_str().context("a path in UTF-8")?;
-            let uuid = format!("7b1f2c3a-0000-4000-8000-00000000000{number}");
-            lab.start_plain(host, &["unshare", "--mount", "sh", "-c", DAEMON, sockets, &uuid])
-        });
-        let daemons = daemons.collect::<anyhow::Result<_>>()?;
-        let site = Self { lab, folder, daemons };
+        let mut site = Self {
+            lab,
+            folder,
+            daemons: Vec::new(),
+        };
+        site.make_disk("disk")?;
+        for number in 0..HOSTS.len() {
+            let daemon = site.daemon(number)?;
+            site.daemons.push(daemon);
+        }
+        for host in HOSTS {
+            site.is_reached(host)?;
+        }
+        Ok(site)
+    }
+
+    fn make_disk(&self, name: &str) -> anyhow::Result<()> {
         let made = std::process::Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2"])
-            .arg(site.folder.path().join("disk"))
+            .arg(self.folder.path().join(name))
             .arg("16M")
             .status()?;
         ensure!(made.success(), "qemu-img: {made}");
-        for host in HOSTS {
-            eventually("libvirt", LIMIT, || {
-                Ok(site.virsh(host, &["uri"])?.0.then_some(()))
-            })?;
-        }
-        Ok(site)
+        Ok(())
+    }
+
+    /// Starts that of a host.
+    fn daemon(&self, number: usize) -> anyhow::Result<Running> {
+        let host = HOSTS[number];
+        let sockets = self.folder.path().join(host);
+        let sockets = sockets.to_str().context("a path in UTF-8")?;
+        let uuid = format!("7b1f2c3a-0000-4000-8000-00000000000{number}");
+        let daemon = ["unshare", "--mount", "sh", "-c", DAEMON, sockets, uuid.as_str()];
+        self.lab.start_plain(host, &daemon)
+    }
+
+    fn is_reached(&self, host: &str) -> anyhow::Result<()> {
+        eventually("libvirt", LIMIT, || {
+            Ok(self.virsh(host, &["uri"])?.0.then_some(()))
+        })
+    }
+
+    /// libvirt of a host on which no domain runs, as if that host had been started anew.
+    fn starts_anew(&mut self, number: usize) -> anyhow::Result<()> {
+        let daemon = self.daemons.remove(number);
+        daemon.signal(rustix::process::Signal::TERM)?;
+        daemon.wait(LIMIT)?;
+        let daemon = self.daemon(number)?;
+        self.daemons.insert(number, daemon);
+        self.is_reached(HOSTS[number])
     }
 
     /// What virsh says on a host, and whether it could do it.
@@ -430,6 +468,98 @@ fn own_means(lab: &TestLab) -> anyhow::Result<()> {
     site.migrates_itself("dst", "src", "after a move")?;
     ensure!(left_behind(lab, "dst", NAME)?.is_empty());
     site.count().map(drop)
+}
+
+/// What libvirt, and whoever watches it, hears of a domain that has left is that it was destroyed. Nothing starts it again: no manager, and not the start of its host.
+fn left(lab: &TestLab) -> anyhow::Result<()> {
+    let mut site = Site::start(lab)?;
+    let described = |site: &Site<'_>, name: &str, disk: &str| -> anyhow::Result<String> {
+        let description = site.description(name, BACKING)?;
+        let text = std::fs::read_to_string(&description)?;
+        let policies = "<on_poweroff>restart</on_poweroff><on_crash>restart</on_crash><devices>";
+        let folder = site.folder.path().display();
+        let text = text
+            .replace("<devices>", policies)
+            .replace(&format!("{folder}/disk'"), &format!("{folder}/{disk}'"));
+        std::fs::write(&description, text)?;
+        Ok(description)
+    };
+    // One that stays, by which is seen that a host's start starts what it is to start.
+    site.make_disk("other-disk")?;
+    let other = described(&site, "other", "other-disk")?;
+    for (name, description) in [(NAME, described(&site, NAME, "disk")?), ("other", other)] {
+        site.ask("src", &["define", &description])?;
+        site.ask("src", &["autostart", name])?;
+    }
+    site.ask("src", &["start", NAME])?;
+    site.counts_on()?;
+    let manager = lab.start_plain("src", &["sh", "-c", MANAGER, URI, NAME])?;
+    let heard = || -> anyhow::Result<Vec<String>> {
+        let said = manager.stdout()?;
+        Ok(said
+            .lines()
+            .filter(|line| line.contains("lifecycle"))
+            .map(str::to_owned)
+            .collect())
+    };
+    eventually("a manager that hears of the domain", LIMIT, || {
+        site.ask("src", &["suspend", NAME])?;
+        site.ask("src", &["resume", NAME])?;
+        Ok(heard()?
+            .iter()
+            .any(|line| line.contains("Suspended"))
+            .then_some(()))
+    })?;
+
+    // It does what it is there for: the QEMU of a domain is killed.
+    let pid = std::fs::read_to_string(lab.path("src", "/run/libvirt/qemu/guest.pid")?)?;
+    lab.start_plain("src", &["kill", "-KILL", pid.trim()])?
+        .succeed(LIMIT)?;
+    eventually("a domain that is started again", LIMIT, || {
+        let started = heard()?.iter().any(|line| line.contains("Started"));
+        Ok((started && site.state("src")?.as_deref() == Some("running")).then_some(()))
+    })?;
+    site.ask("src", &["destroy", NAME])?;
+    std::fs::remove_file(site.folder.path().join(NAME))?;
+    site.ask("src", &["start", NAME])?;
+    site.counts_on()?;
+    attach(lab, NAME)?;
+    let before = heard()?.len();
+
+    site.instance().moves("dst")?;
+    site.counts_on()?;
+    site.comes_to("src", Some("shut off"))?;
+    ensure!(
+        site.reason("src")? == "shut off (destroyed)",
+        "{}",
+        site.reason("src")?
+    );
+    let since = eventually("a manager that hears of the end", LIMIT, || {
+        let heard = heard()?.split_off(before);
+        Ok(heard.iter().any(|line| line.contains("Stopped")).then_some(heard))
+    })?;
+    let stopped = since.iter().filter(|line| line.contains("Stopped"));
+    ensure!(
+        stopped.clone().count() == 1 && stopped.clone().all(|line| line.contains("Destroyed")),
+        "{since:?}"
+    );
+    for word in ["Crashed", "Failed", "Started"] {
+        ensure!(!since.iter().any(|line| line.contains(word)), "{word}: {since:?}");
+    }
+
+    site.starts_anew(0)?;
+    eventually("a domain that starts with its host", LIMIT, || {
+        let said = site.ask("src", &["domstate", "other"])?;
+        Ok((said == "running").then_some(()))
+    })?;
+    site.comes_to("src", Some("shut off"))?;
+    site.comes_to("dst", Some("running"))?;
+    // 1, 2, 3, ...: no other copy of it has run.
+    site.counts_on()?;
+    site.ask("src", &["destroy", "other"])?;
+    site.instance().moves("src")?;
+    site.counts_on()?;
+    site.comes_to("src", Some("running"))
 }
 
 /// What cannot be attached is refused with the reason, and stays as it is.

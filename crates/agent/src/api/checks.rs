@@ -58,6 +58,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         if instance.state() == State::Running && is_whole {
             let looked = qemu::looked_at(agent, &instance).await;
             blockers.extend(looked.blockers);
+            notes.extend(looked.notes);
             needs = looked.needs;
             carried = looked.carried;
         }

@@ -48,10 +48,15 @@ fn noted(paths: &Paths) -> anyhow::Result<Vec<Held>> {
     Ok(held.unwrap_or_default())
 }
 
-/// An error while another process has a lock in conflict with those that this QEMU was to have here: once
-/// QEMU has released its images, it would not get them back.
+/// Reasons why the guest cannot leave: another process has a lock in conflict with those that this QEMU has, or
+/// was to have here. Once QEMU has released its images, it would not get them back.
+pub(super) fn obstacles(paths: &Paths, machine: &Machine) -> anyhow::Result<Vec<String>> {
+    Ok(machine.taken(&noted(paths)?)?)
+}
+
+/// An error if there is such an obstacle.
 pub(super) fn may_leave(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
-    let taken = machine.taken(&noted(paths)?)?;
+    let taken = obstacles(paths, machine)?;
     ensure!(taken.is_empty(), "{}", taken.join("; "));
     Ok(())
 }

@@ -14,7 +14,7 @@ use verbatim_vm::{Carried, Error, Machine, Qmp, Ram};
 
 use super::attached::Attached;
 use super::guest::Guest;
-use super::{QMP, RAM, fits, standing};
+use super::{QMP, RAM, fits, locks, standing};
 use crate::agent::Shared;
 use crate::beneath;
 use crate::instances::Instance;
@@ -58,6 +58,8 @@ pub fn ram(paths: &Paths) -> anyhow::Result<Ram> {
 pub struct LookedAt {
     /// All obstacles.
     pub blockers: Vec<String>,
+    /// Notes for an operator.
+    pub notes: Vec<String>,
     /// Its needs at the next host.
     pub needs: String,
     /// Its present state, if that can be carried over.
@@ -86,6 +88,27 @@ pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
         blockers: machine.may_move().await.err().map(reasons).unwrap_or_default(),
         ..LookedAt::default()
     };
+    // More than QEMU has now: what it was to have, too.
+    match locks::obstacles(paths, &machine) {
+        Ok(taken) => {
+            let unsaid = taken.into_iter().filter(|why| !found.blockers.contains(why));
+            let unsaid: Vec<_> = unsaid.collect();
+            found.blockers.extend(unsaid);
+        }
+        Err(error) => found
+            .blockers
+            .push(format!("who has a lock on its images is not known: {error:#}")),
+    }
+    match machine.status().await {
+        Ok(status) if status.running => {
+            found.notes = locks::unprotected(paths, &machine).unwrap_or_else(|error| {
+                vec![format!(
+                    "whether its images are locked against others is not known: {error:#}"
+                )]
+            });
+        }
+        _ => {}
+    }
     let record = &instance.home.record;
     match carried(&machine, record).await {
         Ok(carried) => found.carried = Some(carried),
