@@ -349,11 +349,25 @@ fn unprotected(lab: &TestLab) -> anyhow::Result<()> {
         Ok((troubles.contains(SAID) && names_it).then_some(()))
     };
     eventually("an image that is said not to be locked", LIMIT, is_said)?;
+    let check = || lab.verbatim(&["check", NAME, "--to", "src"])?.wait(LIMIT);
+    // The writer has a lock that the guest was to deny to others, and has not.
+    let refused = check()?;
+    ensure!(
+        refused.code == 1 && refused.output().contains("has a lock on") && refused.output().contains(SAID),
+        "{}",
+        refused.output()
+    );
     lab.restart("dst", "agent")?;
     eventually("an agent that says so, too", LIMIT, is_said)?;
     // QEMU does not try it again.
     drop(other);
     eventually("that it is still said", LIMIT, is_said)?;
+    let allowed = check()?;
+    ensure!(
+        allowed.code == 0 && allowed.output().contains(SAID),
+        "{}",
+        allowed.output()
+    );
     guest.moves("src")?;
     counts_on()?;
     let troubles = guest.instance.row()?.troubles;

@@ -97,14 +97,12 @@ pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
         }
         Err(error) => found
             .blockers
-            .push(format!("who has a lock on its images is not known: {error:#}")),
+            .push(format!("locks on its images cannot be looked up: {error:#}")),
     }
     match machine.status().await {
         Ok(status) if status.running => {
             found.notes = locks::unprotected(paths, &machine).unwrap_or_else(|error| {
-                vec![format!(
-                    "whether its images are locked against others is not known: {error:#}"
-                )]
+                vec![format!("its images may not be locked against others: {error:#}")]
             });
         }
         _ => {}
