@@ -73,20 +73,31 @@ pub enum Op<'a> {
     Init(Offer),
     /// Length and kind of the file.
     Attributes,
+    /// Open the file.
     Open,
+    /// Read from the file.
     Read {
+        /// The first byte.
         offset: u64,
+        /// The number of bytes; the file may end before.
         length: u64,
     },
+    /// Write to the file.
     Write {
+        /// The first byte.
         offset: u64,
+        /// The bytes.
         data: &'a [u8],
     },
     /// Make acknowledged writes durable.
     Sync,
+    /// Write zeros.
     Zero {
+        /// The first byte.
         offset: u64,
+        /// The number of bytes.
         length: u64,
+        /// The room of the bytes may be given back (`FALLOC_FL_PUNCH_HOLE`).
         may_free: bool,
     },
     /// The size of the blocks.
