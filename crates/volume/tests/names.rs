@@ -126,6 +126,20 @@ fn of_two_orders_with_one_file_the_one_that_fails_leaves_it() {
     }
 }
 
+/// A client whose write hangs with the disk. The write fails where the volume is detached before it was begun.
+fn writer(lab: &Lab, host: usize, volume: &str) -> std::thread::JoinHandle<()> {
+    let socket = lab.socket(host, volume);
+    let (sender, connected) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let mut client = Client::connect(&socket).expect("it is served");
+        client.wait_for_ever();
+        sender.send(()).expect("the test waits");
+        let _ = client.write(0, &[7; 4096], true);
+    });
+    connected.recv_timeout(PATIENCE).expect("it is connected");
+    writer
+}
+
 /// Another volume's disk hangs while a detach has its lock.
 #[test]
 fn a_volume_is_made_and_placed_while_the_disk_of_another_hangs() {
@@ -137,16 +151,7 @@ fn a_volume_is_made_and_placed_while_the_disk_of_another_hangs() {
     );
     lab.order(0, &["attach", "slow"]);
     disk.hang();
-    let socket = lab.socket(0, "slow");
-    let (sender, connected) = std::sync::mpsc::channel();
-    let writer = std::thread::spawn(move || {
-        let mut client = Client::connect(&socket).expect("it is served");
-        client.wait_for_ever();
-        sender.send(()).expect("the test waits");
-        // It fails where the volume is detached before it was begun.
-        let _ = client.write(0, &[7; 4096], true);
-    });
-    connected.recv_timeout(PATIENCE).expect("it is connected");
+    let writer = writer(&lab, 0, "slow");
     let mut detach = lab.command(0, &["detach", "slow"]);
     let mut detach = detach
         .stderr(std::process::Stdio::null())
@@ -169,6 +174,34 @@ fn a_volume_is_made_and_placed_while_the_disk_of_another_hangs() {
     );
     assert!(said.contains("is the place of the volume made"), "{said}");
     assert!(slow.contains("is the place of the volume slow"), "{slow}");
+}
+
+/// Another host asks for a volume whose disk hangs, while a detach has its lock.
+#[test]
+fn a_question_about_a_volume_whose_disk_hangs_ends() {
+    let lab = Lab::new();
+    let Some(mut disk) = Disk::new(96) else { return };
+    lab.order(1, &["create", "db", "--size", "16M", "--data", &disk.file("db")]);
+    lab.order(1, &["attach", "db"]);
+    lab.order(0, &["create", "db", "--size", "1M"]);
+    disk.hang();
+    let writer = writer(&lab, 1, "db");
+    let mut detach = lab.command(1, &["detach", "db"]);
+    let mut detach = detach
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("it runs");
+    until("a detach has its lock", || lab.role(1, "db") != "serving");
+    let check = Order::Check {
+        name: "db".to_owned(),
+        to: "b".to_owned(),
+    };
+    let said = order_now(&lab.path(0, "run/volumes.sock"), &check, PATIENCE);
+    disk.go_on();
+    detach.wait().expect("it ends");
+    writer.join().expect("no panic");
+    let said = format!("{said:?}");
+    assert!(said.contains("something is being done with db here"), "{said}");
 }
 
 /// The volume lent to an instance, as a row that says whether it is new; it is taken back.
