@@ -19,15 +19,15 @@
 //! algorithm as printed loses data; these rules do not, and `tests/world` shows both:
 //!
 //! 1. A chunk is read only when no change of it is in flight. (As printed, a change that was issued before
-//!   the chunk's turn may still be on its way to the source's disk when the copy reads there.)
+//!    the chunk's turn may still be on its way to the source's disk when the copy reads there.)
 //! 2. A change that overlaps a chunk in flight waits until the destination has that chunk. (As printed, it
-//!   may overtake the older copy.)
+//!    may overtake the older copy.)
 //! 3. Changes that overlap each other are carried out one after the other, so that both disks agree.
 //! 4. Data that the destination may lack are marked: a change that was acknowledged without it, a change that
-//!   failed, a copy that was given up. A marked chunk is not read before everything that is still on its way
-//!   there has ended.
+//!    failed, a copy that was given up. A marked chunk is not read before everything that is still on its way
+//!    there has ended.
 //! 5. A destination's acknowledgements count only as long as its process lives; its flushed data are complete
-//!   only in the session in which they were flushed.
+//!    only in the session in which they were flushed.
 //!
 //! The tenant comes first: a chunk is copied only if there is room beside the requests in flight ([`pace`]),
 //! and requests no longer wait for a destination that is silent for [`Config::silence`].
