@@ -176,7 +176,7 @@ fn a_disk_that_hangs_at_the_start_holds_up_its_own_volume_alone() {
 fn may_have_open(files: u64) -> bool {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit.clone()).expect("it may be raised");
+    setrlimit(Resource::Nofile, limit).expect("it may be raised");
     let is_enough = limit.maximum.is_none_or(|maximum| maximum >= files);
     if !is_enough {
         eprintln!("skipped: no {files} open files");

@@ -392,7 +392,7 @@ fn nobody_but_its_owner_reads_a_volume() {
     fs::write(&place, "").expect("written");
     volume(&lab, &path);
     lab.volume("other", "4M");
-    are_private(&lab, 0, &[path.clone()]);
+    are_private(&lab, 0, std::slice::from_ref(&path));
     lab.order(1, &["place", "db", "--data", place.to_str().expect("text")]);
     for name in ["db", "other"] {
         lab.order(0, &["migrate", name, "--to", "b"]);

@@ -10,8 +10,6 @@ use support::frozen::Disk;
 use support::{Lab, PATIENCE, until};
 use verbatim_volume::control::{Order, Outcome, Row, order_now};
 
-const MIB: u64 = 1 << 20;
-
 fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     let output = lab.try_order(host, args);
     assert!(
