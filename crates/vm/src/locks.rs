@@ -116,8 +116,9 @@ impl Images {
                 Some(image) => image.locks.push(lock),
                 None => {
                     let name = std::fs::read_link(&path).unwrap_or_default();
-                    let file =
-                        File::open(&path).map_err(Error::io(format!("open the image {}", name.display())))?;
+                    let Some(file) = open_descriptor(&path, &name)? else {
+                        continue;
+                    };
                     images.push(Image {
                         path: name,
                         file,
@@ -311,8 +312,16 @@ fn open_by(pid: u32, path: &std::path::Path) -> Result<Option<File>> {
     let entries = std::fs::read_dir(&folder).map_err(Error::io(format!("read {}", folder.display())))?;
     let mut names = entries.flatten().map(|entry| entry.path());
     let found = names.find(|name| std::fs::read_link(name).is_ok_and(|target| target == path));
-    let opened = found.map(File::open).transpose();
-    opened.map_err(Error::io(format!("open the image {}", path.display())))
+    found.map_or(Ok(None), |found| open_descriptor(&found, path))
+}
+
+/// The file of another process's descriptor; `None` if it is closed by now, and its locks are gone with it.
+fn open_descriptor(descriptor: &std::path::Path, name: &std::path::Path) -> Result<Option<File>> {
+    match File::open(descriptor) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(format!("open the image {}", name.display()))(error)),
+    }
 }
 
 /// The kernel's numbers of a file without locks.
