@@ -16,7 +16,7 @@ pub enum Dumped {
     /// Of a container.
     Container(verbatim_container::Dumped),
     /// QEMU's.
-    Machine(Stopped),
+    Machine(Box<Stopped>),
 }
 
 impl Dumped {

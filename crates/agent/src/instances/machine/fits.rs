@@ -143,11 +143,14 @@ fn is_hosts_own(program: &Path) -> bool {
     }
 }
 
+/// Processors by the questions that QEMUs were asked, and the times of their answers.
+type Known = HashMap<Vec<String>, (Instant, Processor)>;
+
 /// The processor that this host's QEMU offers to such a virtual machine, or the reason why it does not.
 async fn offered(arguments: &Arguments) -> Result<Processor, String> {
-    static KNOWN: Mutex<Option<HashMap<Vec<String>, (Instant, Processor)>>> = Mutex::new(None);
+    static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
     let key = arguments.asked();
-    let known = |known: &mut Option<HashMap<_, (Instant, Processor)>>| {
+    let known = |known: &mut Option<Known>| {
         let known = known.get_or_insert_default();
         known.retain(|_, (since, _)| since.elapsed() < FRESH);
         known.get(&key).map(|(_, processor)| processor.clone())

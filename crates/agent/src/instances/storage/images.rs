@@ -179,7 +179,7 @@ mod tests {
             witness: "/no/.verbatim-witness".to_owned(),
             content: String::new(),
         }];
-        assert_eq!(elsewhere(&images), [name.clone()]);
+        assert_eq!(elsewhere(&images), std::slice::from_ref(&name));
         look_into(&mut images, std::slice::from_ref(&name)).unwrap();
         assert!(elsewhere(&images).is_empty() && others(&images).is_empty());
         let mut changed = vec![1; 3 << 20];

@@ -147,7 +147,7 @@ impl Source {
         let machine = self.machine.as_mut().context("QEMU was not asked yet")?;
         let stopped = machine.leave(&self.agent.tools, &self.instance).await?;
         // Kept before the wait, so that an error undoes the steps in order.
-        let Dumped::Machine(stopped) = self.dumped.insert(Dumped::Machine(stopped)) else {
+        let Dumped::Machine(stopped) = self.dumped.insert(Dumped::Machine(Box::new(stopped))) else {
             unreachable!("it was put there just now");
         };
         stopped.stopped().await?;
