@@ -14,7 +14,7 @@ use crate::instances::machine::leaving::Stopped;
 #[derive(Debug)]
 pub enum Dumped {
     /// Of a container.
-    Container(verbatim_container::Dumped),
+    Container(Box<verbatim_container::Dumped>),
     /// QEMU's.
     Machine(Box<Stopped>),
 }

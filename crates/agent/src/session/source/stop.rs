@@ -195,7 +195,7 @@ impl Source {
         let judged = self.ahead.judge(&dumped);
         let dumped = dumped?;
         tracing::debug!("dumped: {}", dumped.timings());
-        self.dumped = Some(Dumped::Container(dumped));
+        self.dumped = Some(Dumped::Container(Box::new(dumped)));
         judged?;
         ahead.context("CRIU's images cannot be sent")?;
         let (files, private) = sent?;
