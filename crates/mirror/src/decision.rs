@@ -51,7 +51,8 @@
 //! - [`forced`] is an operator's decision in place of an answer, for a destination that gives none. The rules
 //!   here hold if the decision is right. If it is wrong, the source learns it as soon as the destination
 //!   answers ([`heard`]). The generation of a source that was kept is above the other copy's.
-//! - A destination whose session an operator has decided ([`crate::together::forced`]) asks its source in the same way ([`has_left`]).
+//! - An operator may also decide a session at its destination ([`crate::together::forced`]). The destination then
+//!   asks its source in the same way ([`has_left`]).
 //! - [`revived`] is such a decision for an old copy: all later ones are lost.
 //!
 //! At each time, therefore, at most one copy is `Serving`, or can become so by A's question; and g + 1 is

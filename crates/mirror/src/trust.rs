@@ -58,8 +58,8 @@ pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
 pub enum First {
     /// No action.
     Nothing,
-    /// It flushes, and compares what the cache has with the disk. A flush that fails, a difference, or a comparison that cannot be made, makes the copy suspect. The
-    /// note stays until that is written down.
+    /// A flush, and a comparison of the page cache with the disk. A flush that fails, a difference, or a comparison
+    /// that cannot be made marks the copy as suspect. The note stays until that mark is written.
     FlushAndCompare,
 }
 

@@ -33,7 +33,7 @@ pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
 }
 
 impl Sidecar {
-    /// The sidecar of a copy that serves again by an operator's decision, and whose question stays open.
+    /// The sidecar of a copy that serves again by an operator's decision. Its question stays open.
     pub(crate) fn kept(&self, session: SessionId, to: &str) -> Self {
         let mut overruled = self.overruled.clone();
         overruled.push(Overruled {
@@ -84,7 +84,7 @@ pub fn revived(here: &Sidecar, session: SessionId) -> Option<Sidecar> {
     let Role::Moved { to } = &here.role else {
         return None;
     };
-    // Where an operator has said that it has left, that question is open still, and is the same one.
+    // After an operator's decision that this copy has left, the same question is open already.
     let is_asked = here
         .overruled
         .iter()
@@ -121,8 +121,8 @@ pub fn overruled(here: &Sidecar) -> Option<(Ask, &str)> {
     all_overruled(here).next().map(|(ask, it)| (ask, it.to.as_str()))
 }
 
-/// The source's answer to a destination in whose session an operator has decided: `Committed` if the copy here has left for `asker` by that session,
-/// `NotCommitted` if it serves, or has left for another host.
+/// The source's answer to a destination at which an operator has decided the session: `Committed` if the copy
+/// here has left for `asker` by that session, `NotCommitted` if it serves, or has left for another host.
 pub fn has_left(here: Here<'_>, ask: &Ask, asker: &str) -> Verdict {
     let here = match here {
         Here::Unknown => return Verdict::Refuse,

@@ -120,7 +120,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// An engine whose destination has all data, and is asked to flush them.
+    /// An engine with all data at its destination, after the request to flush them.
     fn copied() -> (Engine, Ticket) {
         let config = Config::default();
         let mut engine = Engine::new(config, config.chunk_bytes);

@@ -276,7 +276,7 @@ impl World {
         ))
     }
 
-    /// An operator has said what is not true: a copy of which he has said it hears of it.
+    /// After a wrong decision of an operator, the copy of that decision hears of the error.
     fn is_told(&self, rules: &Rules) -> Result<(), String> {
         let mut world = self.clone();
         let is_two = world

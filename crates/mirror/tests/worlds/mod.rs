@@ -4,9 +4,11 @@
 //! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`);
 //! only their surroundings are modelled.
 //!
-//! Operators may say what is not true. Then nothing is promised but that it is told: a copy of which a word was said says that two serve, or none.
+//! Operators may decide wrongly. The only promise then is a report: the copy of that decision reports that two
+//! copies serve, or none.
 //!
-//! Destinations are of an earlier release where that is worse: one whose copy is promised to a session answers that it knows nothing.
+//! Destinations are of an earlier release where that is worse: such a destination answers that it knows nothing
+//! while its copy is promised to a session.
 //!
 //! Checks in each world: at most one copy serves, unless an operator was wrong; flushed and acknowledged data
 //! are on the disk of the copy that serves, and within the length that clients see. And there is a way out of
@@ -289,7 +291,7 @@ pub enum Letter {
     Answer { to: usize, session: u8, answer: u8 },
 }
 
-/// What an operator has said of a copy.
+/// A decision of an operator about a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Said {
     pub host: usize,
@@ -534,7 +536,8 @@ impl World {
         }
     }
 
-    /// What is done before anything is believed of the cache. Whether it is what the disk has: if not, the note stays until the copy is marked.
+    /// The first action on the page cache, and whether the cache equals the disk. If not, the note stays until the copy
+    /// is marked.
     pub fn first(&mut self, host: usize, sidecar: &Sidecar, rules: &Rules) -> bool {
         let was_cut_off = std::mem::take(&mut self.hosts[host].is_flushing);
         if rules.quirk == Some(Quirk::ForgetsCutOffFlush)

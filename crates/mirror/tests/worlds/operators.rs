@@ -145,7 +145,7 @@ impl World {
                 true => self.overruled.push(number),
                 false => self.have_said(host, number, generation, false),
             }
-            // Who keeps a destination that never had everything has no copy that serves.
+            // A kept destination that never had all data leaves no copy that serves.
             self.has_lied |= is_source == has_committed;
             self.open(host, rules);
         }

@@ -131,7 +131,7 @@ impl Daemon {
             store.flush()?;
         }
         if making != Making::Over {
-            // The page cache of a disk whose flush has failed has what the disk has not, and looks sound.
+            // After a failed flush the page cache has data that the disk lacks, and reads look sound.
             let shown = path.display();
             let is_sound = tokio::task::block_in_place(|| {
                 store.flush()?;

@@ -41,7 +41,8 @@ impl Daemon {
         })
     }
 
-    /// No other volume has its data there, or is to have them there. The state folder says it: no other volume is waited for, whose disk may hang.
+    /// An error if another volume has its data there, or is to have them there. The state folder tells the places, so that
+    /// this does not wait for another volume, whose disk may hang.
     pub(super) async fn is_no_others(&self, name: &str, data: &Path) -> anyhow::Result<()> {
         let real = |path: PathBuf| within(GLANCE, move || path.canonicalize().unwrap_or(path));
         let shown = data.display();

@@ -114,7 +114,7 @@ impl Daemon {
         let session = SessionId(rand::random());
         let offering = self.call(entry, here, session, &question.to, offer, None)?;
         let takes = offering.ask_for_room(0).await?.is_ok();
-        // Once more: what it had promised may have been decided between the two.
+        // A second question: a promise of that host may have been decided between the two calls.
         Ok((call.ask().await?, takes))
     }
 

@@ -50,7 +50,8 @@ pub fn grow(mount: BorrowedFd<'_>, path: &Path, length: u64) -> anyhow::Result<(
     ask(mount, &["grow", path, &length.to_string()]).map(drop)
 }
 
-/// Has a process do that; what it says, and what keeps it.
+/// Runs the call in a process of its own. The result: its output, and a socket. The process keeps the loop device
+/// open until the socket is closed.
 fn ask(mount: BorrowedFd<'_>, what: &[&str]) -> anyhow::Result<(String, UnixStream)> {
     let (own, its) = UnixStream::pair()?;
     let mut child = Command::new(OWN_PROGRAM)
@@ -60,7 +61,7 @@ fn ask(mount: BorrowedFd<'_>, what: &[&str]) -> anyhow::Result<(String, UnixStre
         .stdin(mount.try_clone_to_owned()?)
         .stdout(OwnedFd::from(its))
         .stderr(Stdio::null())
-        // What ends the daemon, such as Ctrl-C, is not for it.
+        // A signal for the daemon, such as Ctrl-C, does not reach that process.
         .process_group(0)
         .spawn()
         .context("cannot start a process that asks for it")?;

@@ -104,7 +104,7 @@ mod tests {
     fn told(front_end: &mut UnixStream) -> usize {
         front_end.set_nonblocking(true).expect("a socket");
         let mut bytes = Vec::new();
-        // Reads until there is nothing for now.
+        // Reads until the socket is empty.
         let _ = front_end.read_to_end(&mut bytes);
         bytes.len() / (CONFIG_CHANGED.len() * 4)
     }

@@ -88,7 +88,7 @@ pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
         blockers: machine.may_move().await.err().map(reasons).unwrap_or_default(),
         ..LookedAt::default()
     };
-    // More than QEMU has now: what it was to have, too.
+    // The locks that QEMU was to have count as well, and not only its present ones.
     match locks::obstacles(paths, &machine) {
         Ok(taken) => {
             let unsaid = taken.into_iter().filter(|why| !found.blockers.contains(why));
