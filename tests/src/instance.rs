@@ -29,7 +29,7 @@ pub struct Row {
     pub host: String,
     /// Its address.
     pub address: String,
-    /// `running`, `moving` or `exited`.
+    /// `running`, `moving`, `exited`, `in doubt` or `recovering`.
     pub state: String,
     /// Its first process, as its host numbers it.
     pub pid: Option<i32>,
@@ -77,7 +77,7 @@ impl<'a> Instance<'a> {
         let mut mine: Vec<_> = rows.into_iter().filter(|row| row.name == self.name).collect();
         // A frozen copy is in doubt until the other host says whether the instance runs there.
         if mine.len() > 1 {
-            mine.retain(|row| row.state != "in doubt");
+            mine.retain(|row| !["in doubt", "recovering"].contains(&row.state.as_str()));
         }
         match (mine.pop(), mine.pop()) {
             (Some(row), None) => Ok(row),

@@ -20,15 +20,16 @@ use verbatim_container::{Bind, ContainerName, Link, Workload};
 use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::instances::filling;
-use crate::instances::home::Home;
+use crate::instances::home::{Home, Paths};
 use crate::instances::machine;
 use crate::instances::machine::Origin;
 use crate::instances::machine::guest::Guest;
 use crate::instances::machine::trouble;
 use crate::instances::record::{Record, parse_address};
+use crate::instances::recovery;
 use crate::instances::shown;
 use crate::instances::start;
-use crate::instances::{Instance as HostInstance, Reservation, State};
+use crate::instances::{Instance as HostInstance, Recovering, Reservation, State};
 use crate::instances::{swap, volumes};
 use crate::memory::convergence::Limits;
 use crate::own_files;
@@ -283,7 +284,7 @@ impl ControlService {
                 State::MovedTo(host) => format!("moved to {host}"),
             },
             pid: if matches!(state, State::Running | State::Moving) {
-                machines::pid(instance)
+                machines::pid(&instance.home.paths, instance.init_pid())
             } else {
                 0
             },
@@ -303,8 +304,30 @@ impl ControlService {
         }
     }
 
+    /// One that this agent has not taken over yet.
+    fn describe_recovering(&self, expected: &Recovering) -> Instance {
+        let record = &expected.record;
+        let name = record.name.as_str();
+        let paths = Paths::new(&self.0.config.runtime_dir, name);
+        let state = if self.is_in_doubt(name) {
+            "in doubt"
+        } else {
+            "recovering"
+        };
+        Instance {
+            name: name.to_owned(),
+            host: self.0.name().to_owned(),
+            address: record.address.to_string(),
+            prefix: record.prefix.into(),
+            state: state.to_owned(),
+            pid: machines::pid(&paths, expected.pid),
+            command: record.command(),
+            ..Instance::default()
+        }
+    }
+
     async fn add_command(&self, request: ExecRequest) -> anyhow::Result<()> {
-        let instance = self.0.instances.find(&request.name)?;
+        let instance = recovery::find(&self.0, &request.name)?;
         let name = instance.name();
         match instance.state() {
             State::Running => {}
@@ -323,7 +346,7 @@ impl ControlService {
     }
 
     async fn remove_instance(&self, name: &str) -> anyhow::Result<()> {
-        let instance = self.0.instances.find(name)?;
+        let instance = recovery::find(&self.0, name)?;
         let _reservation = self.0.instances.reserve(name)?;
         match instance.state() {
             State::Moving => bail!("{name} is being moved; cancel that, or wait until it has ended"),
@@ -363,11 +386,24 @@ impl Control for ControlService {
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
+        // Before the others: one that is taken over meanwhile is among those.
+        let mut recovering = recovery::unsettled(&self.0);
         let all = self.0.instances.all();
         let here = all
             .iter()
             .filter(|instance| !matches!(instance.state(), State::MovedTo(_)));
-        let instances = futures_util::future::join_all(here.map(|instance| self.describe(instance))).await;
+        let mut instances =
+            futures_util::future::join_all(here.map(|instance| self.describe(instance))).await;
+        recovering.retain(|expected| {
+            all.iter()
+                .all(|known| known.name() != expected.record.name.as_str())
+        });
+        instances.extend(
+            recovering
+                .iter()
+                .map(|expected| self.describe_recovering(expected)),
+        );
+        instances.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(Response::new(ListReply { instances }))
     }
 
@@ -392,16 +428,13 @@ impl Control for ControlService {
 
     async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
         let LogsRequest { name, follow } = request.into_inner();
-        let instance = self.0.instances.find(&name).map_err(|error| status(&error))?;
+        let instance = recovery::find(&self.0, &name).map_err(|error| status(&error))?;
         Ok(Response::new(Box::pin(logs::stream(instance, follow))))
     }
 
     async fn wait(&self, request: Request<WaitRequest>) -> Reply<WaitReply> {
-        let instance = self
-            .0
-            .instances
-            .find(&request.into_inner().name)
-            .map_err(|error| status(&error))?;
+        let found = recovery::find(&self.0, &request.into_inner().name);
+        let instance = found.map_err(|error| status(&error))?;
         let mut states = instance.watch();
         let ended = states
             .wait_for(|state| matches!(state, State::Exited(_) | State::MovedTo(_)))
@@ -431,11 +464,7 @@ impl Control for ControlService {
 
     async fn migrate(&self, request: Request<MigrateRequest>) -> Reply<Self::MigrateStream> {
         let request = request.into_inner();
-        let instance = self
-            .0
-            .instances
-            .find(&request.name)
-            .map_err(|error| status(&error))?;
+        let instance = recovery::find(&self.0, &request.name).map_err(|error| status(&error))?;
         let drain_timeout = request
             .drain_timeout_ms
             .map_or(DRAIN_TIMEOUT, |limit| Duration::from_millis(limit.into()));

@@ -34,8 +34,10 @@ use std::sync::{Arc, Mutex};
 use anyhow::bail;
 use tokio::sync::watch;
 use verbatim_container::{Exit, Init};
+use verbatim_session::Role;
 
 use home::Home;
+use record::Record;
 use reserved::Held;
 pub use reserved::Reservation;
 
@@ -235,10 +237,23 @@ impl Instance {
     }
 }
 
+/// An instance of this host that its agent, which has just been started, has not taken over yet.
+#[derive(Debug, Clone)]
+pub struct Recovering {
+    /// What it is.
+    pub record: Record,
+    /// Its first process.
+    pub pid: i32,
+    /// This host's part in a session of it.
+    session: Option<(u64, Role)>,
+}
+
 /// All instances of this host, those included that have ended or moved away and were not forgotten yet.
 #[derive(Default)]
 pub struct Instances {
     known: Mutex<BTreeMap<String, Arc<Instance>>>,
+    /// Those that are to be taken over, until they are known or gone.
+    recovering: Mutex<BTreeMap<String, Recovering>>,
     /// Names whose places are being made or cleared.
     reserved: watch::Sender<BTreeMap<String, Held>>,
 }
@@ -246,6 +261,10 @@ pub struct Instances {
 impl Instances {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Instance>>> {
         self.known.lock().expect("no panic under this lock")
+    }
+
+    fn recovering(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Recovering>> {
+        self.recovering.lock().expect("no panic under this lock")
     }
 
     /// All of them, by name.

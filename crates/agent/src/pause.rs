@@ -23,7 +23,7 @@ use verbatim_device::control::{QpState, QpType};
 
 use crate::agent::Shared;
 use crate::guests::Guest;
-use crate::instances::State;
+use crate::instances::{State, recovery};
 use crate::proto::{self, LinksRequest, PauseReply};
 use crate::secrets::{self, Ends, Link, by_guest, named};
 use crate::session::{in_time, source, told};
@@ -47,7 +47,7 @@ struct Links {
 
 impl Links {
     async fn of(agent: &Shared, instance: &str, qpn: Option<u32>) -> anyhow::Result<Self> {
-        match agent.instances.find(instance)?.state() {
+        match recovery::find(agent, instance)?.state() {
             State::Running => {}
             State::Moving => bail!("{instance} is being moved; wait until that has ended, or cancel it"),
             State::Exited(status) => bail!("{instance} has ended with status {status}"),

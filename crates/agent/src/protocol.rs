@@ -87,6 +87,9 @@ pub const INSTANCE_FILES: &str = "instance-files";
 /// (`OpenRequest.machine`).
 pub const MACHINE_FITS: &str = "machine-fits";
 
+/// It compares the servers of a virtual machine's disks with its own (`servers` in `OpenRequest.machine`).
+pub const DISK_SERVERS: &str = "disk-servers";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -108,6 +111,7 @@ const CAPABILITIES: &[&str] = &[
     POST_COPY_RDMA,
     INSTANCE_FILES,
     MACHINE_FITS,
+    DISK_SERVERS,
 ];
 
 /// All of them, as they are said.

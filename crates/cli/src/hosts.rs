@@ -71,8 +71,10 @@ impl Hosts {
         for client in &self.clients {
             instances.extend(client.list().await?);
         }
-        // One that is in doubt may run elsewhere, and then that is the one that is meant.
-        instances.sort_by_key(|instance| (instance.name.clone(), instance.state == "in doubt"));
+        // One that is in doubt, or is not taken over yet, may run elsewhere, and then that is the one that is meant.
+        let may_be_elsewhere =
+            |instance: &Instance| ["in doubt", "recovering"].contains(&instance.state.as_str());
+        instances.sort_by_key(|instance| (instance.name.clone(), may_be_elsewhere(instance)));
         Ok(instances)
     }
 

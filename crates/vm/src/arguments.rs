@@ -1,10 +1,17 @@
 //! QEMU's command line: the user's part of it, and ours.
 
-use std::path::{Path, PathBuf};
+mod named;
+mod refused;
+mod tap;
+
+use std::path::Path;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::named::paths;
+pub use self::refused::is_vhost_user_disk;
+use self::refused::{OURS, immovable, lost};
 use crate::error::{Error, Result};
 
 /// The name of the object that is the RAM.
@@ -35,46 +42,6 @@ pub struct Arguments {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) disks: Vec<String>,
 }
-
-/// Options that a user must not give, with the reason.
-const OURS: &[(&str, &str)] = &[
-    (
-        "-incoming",
-        "a virtual machine that arrives is started by a migration",
-    ),
-    ("-S", "it is started at once"),
-    ("-qmp", "the agent has QEMU's QMP socket"),
-    ("-qmp-pretty", "the agent has QEMU's QMP socket"),
-    ("-daemonize", "the agent is QEMU's parent"),
-    ("-mem-path", "its RAM is a file of the agent's"),
-    ("-mem-prealloc", "its RAM is a file of the agent's"),
-    (
-        "-snapshot",
-        "what it writes to its disks would be lost with the process",
-    ),
-    (
-        "-loadvm",
-        "start it without, and load the snapshot in its monitor",
-    ),
-    ("-numa", "one piece of RAM can move, and no more"),
-];
-
-/// Parts of a tap network that name its link.
-const TAP_NAMED: &[&str] = &["ifname=", "fd=", "fds=", "br=", "helper="];
-
-/// Options whose files QEMU only reads.
-const READ_ONLY: &[&str] = &[
-    "-kernel",
-    "-initrd",
-    "-dtb",
-    "-bios",
-    "-cdrom",
-    "-L",
-    "-fw_cfg",
-    "-acpitable",
-    "-smbios",
-    "-readconfig",
-];
 
 /// Options that choose the display.
 const DISPLAYS: &[&str] = &[
@@ -205,27 +172,6 @@ impl Arguments {
         own.into_iter().chain(rest.cloned()).collect()
     }
 
-    /// Existing files that are named by absolute paths: disks and images, with whether QEMU may have to write
-    /// to each.
-    pub fn files(&self) -> Vec<(PathBuf, bool)> {
-        let mut files: Vec<(PathBuf, bool)> = Vec::new();
-        let mut option = "";
-        for word in &self.rest {
-            if word.starts_with('-') {
-                option = word;
-                continue;
-            }
-            for path in paths(word).into_iter().filter(|path| path.exists()) {
-                let writes = !READ_ONLY.contains(&option);
-                match files.iter_mut().find(|(known, _)| *known == path) {
-                    Some((_, written)) => *written |= writes,
-                    None => files.push((path, writes)),
-                }
-            }
-        }
-        files
-    }
-
     /// QEMU's program.
     pub fn program(&self) -> &str {
         &self.program
@@ -234,93 +180,6 @@ impl Arguments {
     /// The machine type, with its version once that is known.
     pub(crate) fn machine(&self) -> &str {
         self.machine.as_deref().unwrap_or_default()
-    }
-
-    /// The values of an option.
-    fn values<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
-        let pairs = self.rest.windows(2);
-        let named =
-            pairs.filter(move |pair| pair[0].trim_start_matches('-') == option && pair[0].starts_with('-'));
-        named.map(|pair| pair[1].as_str())
-    }
-
-    /// The value of `-cpu`.
-    pub(crate) fn cpu(&self) -> Option<&str> {
-        self.values("cpu").last()
-    }
-
-    /// A machine of the same type with the same processors and without devices, which stops before its first
-    /// instruction.
-    pub(crate) fn bare(&self) -> Vec<String> {
-        let accelerators = self
-            .properties
-            .split(',')
-            .filter(|part| part.starts_with("accel="));
-        let properties: String = accelerators.map(|part| format!(",{part}")).collect();
-        let mut line = vec!["-machine".to_owned(), format!("{}{properties}", self.machine())];
-        for option in ["accel", "cpu"] {
-            for value in self.values(option) {
-                line.extend([format!("-{option}"), value.to_owned()]);
-            }
-        }
-        let has = |option: &str| {
-            self.rest
-                .iter()
-                .any(|word| word.trim_start_matches('-') == option)
-        };
-        line.extend(has("enable-kvm").then(|| "-enable-kvm".to_owned()));
-        let nothing = [
-            "-m",
-            "32",
-            "-S",
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-serial",
-            "none",
-        ];
-        line.extend(nothing.map(str::to_owned));
-        line
-    }
-
-    /// A key for the answer of [`Arguments::offered`]: equal keys have equal answers.
-    pub fn asked(&self) -> Vec<String> {
-        let mut asked = self.bare();
-        asked.push(self.program.clone());
-        asked
-    }
-
-    /// Whether it has a tap network.
-    pub fn has_tap(&self) -> bool {
-        let mut networks = self.values("netdev").chain(self.values("nic"));
-        networks.any(|value| value.starts_with("tap"))
-    }
-
-    /// Unix sockets of its TPMs.
-    pub fn tpm_sockets(&self) -> Vec<PathBuf> {
-        let part = |value: &str, name: &str| {
-            let mut parts = value.split(',').filter_map(|part| part.split_once('='));
-            parts.find_map(|(key, value)| (key == name).then(|| value.to_owned()))
-        };
-        let tpms = self
-            .values("tpmdev")
-            .filter(|value| value.starts_with("emulator"));
-        let names: Vec<_> = tpms.filter_map(|value| part(value, "chardev")).collect();
-        let sockets = self.values("chardev").filter(|value| value.starts_with("socket"));
-        let sockets = sockets.filter(|value| part(value, "id").is_some_and(|id| names.contains(&id)));
-        sockets
-            .filter_map(|value| part(value, "path"))
-            .map(PathBuf::from)
-            .collect()
-    }
-
-    /// The greatest MTU that one of its cards promises to its guest (`host_mtu=`).
-    pub fn promised_mtu(&self) -> Option<u32> {
-        let parts = self.values("device").flat_map(|value| value.split(','));
-        let promised =
-            parts.filter_map(|part| part.strip_prefix("host_mtu=").or(part.strip_prefix("host-mtu=")));
-        promised.filter_map(|mtu| mtu.parse().ok()).max()
     }
 
     /// The same virtual machine, run by another program: QEMU's name or path at another host.
@@ -368,54 +227,6 @@ impl Arguments {
         }))
     }
 
-    /// The same, with this link for its tap network (`-netdev tap` or `-nic tap`) and this MAC for its card
-    /// on that network, unless the user names others. An error if several networks name no link.
-    pub fn on_tap(mut self, link: &str, mac: [u8; 6]) -> Result<Self> {
-        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
-        let is_named = |value: &str| {
-            value
-                .split(',')
-                .any(|part| TAP_NAMED.iter().any(|name| part.starts_with(name)))
-        };
-        let mut network: Option<String> = None;
-        let options: Vec<usize> = (0..self.rest.len().saturating_sub(1)).collect();
-        for at in &options {
-            let (option, value) = (self.rest[*at].clone(), &mut self.rest[*at + 1]);
-            let mut parts = value.split(',');
-            let kind = parts.next().unwrap_or_default();
-            let is_tap = kind == "tap" || kind == "type=tap";
-            if !["-netdev", "-nic"].contains(&&option[..]) || !is_tap || is_named(value) {
-                continue;
-            }
-            if network.is_some() {
-                return Err(Error::Arguments(format!(
-                    "`{option} {value}` cannot be taken: there is one tap link, and another network has it; name a link by `ifname=`"
-                )));
-            }
-            let id = parts.find_map(|part| part.strip_prefix("id="));
-            network = Some(id.unwrap_or_default().to_owned());
-            let has_mac = value.split(',').any(|part| part.starts_with("mac="));
-            value.push_str(&format!(",ifname={link},script=no,downscript=no"));
-            if option == "-nic" && !has_mac {
-                value.push_str(&format!(",mac={mac}"));
-            }
-        }
-        let Some(id) = network.filter(|id| !id.is_empty()) else {
-            return Ok(self);
-        };
-        let of_it = format!("netdev={id}");
-        for at in options {
-            let is_device = self.rest[at] == "-device";
-            let value = &mut self.rest[at + 1];
-            let parts = || value.split(',');
-            if is_device && parts().any(|part| part == of_it) && !parts().any(|part| part.starts_with("mac="))
-            {
-                value.push_str(&format!(",mac={mac}"));
-            }
-        }
-        Ok(self)
-    }
-
     /// The command that starts the virtual machine, which stops before its first instruction: with its RAM,
     /// with QMP on a socket, and waiting for a migration if `incoming`.
     pub fn command(&self, ram: &Path, qmp: &Path, incoming: bool) -> Command {
@@ -452,69 +263,6 @@ impl Arguments {
     }
 }
 
-/// The absolute paths in the value of an option. Each begins the value, or follows `=`, `:` or a quotation
-/// mark (`file=/a`, `json:{"filename":"/a"}`, `nbd+unix:///?socket=/a`), and ends at a single comma, or at
-/// the other quotation mark.
-pub(crate) fn paths(value: &str) -> Vec<PathBuf> {
-    // No path contains this character (QEMU takes its words from C strings).
-    const COMMA: char = '\0';
-    let value = value.replace(",,", &COMMA.to_string());
-    let mut found = Vec::new();
-    let mut before = '=';
-    for (at, letter) in value.char_indices() {
-        if letter == '/' && matches!(before, '=' | ':' | '"' | ',') {
-            let end = match before {
-                '"' => '"',
-                _ => ',',
-            };
-            let path = value[at..].split(end).next().unwrap_or_default();
-            found.push(PathBuf::from(path.replace(COMMA, ",")));
-        }
-        before = letter;
-    }
-    found
-}
-
-/// The reason why data written to this disk would not go along.
-fn lost(value: &str) -> Option<&'static str> {
-    if value.split(',').any(|part| part == "snapshot=on") {
-        Some("written data would be lost with the process (`snapshot=on`)")
-    } else if value.contains("fat:") && value.contains("rw:") {
-        Some(
-            "QEMU does not move a folder that it shows as a disk and writes to; leave out `rw:`, or make it a disk",
-        )
-    } else {
-        None
-    }
-}
-
-/// The reason why a device with this value cannot move.
-fn immovable(value: &str) -> Option<&'static str> {
-    let kind = value.split(',').next().unwrap_or_default();
-    let kind = kind.split_once('=').map_or(kind, |(_, name)| name);
-    if kind.starts_with("memory-backend-") {
-        Some("one piece of RAM can move, and the agent makes it")
-    } else if kind.starts_with("vfio-") {
-        Some("the state of a device of the host's cannot move")
-    } else if is_vhost_user_disk(kind) {
-        Some(
-            "another process would write to the RAM, and nobody would see it. If the disk is a volume, start the virtual machine with \
-             `--volume NAME` in its place: then it moves along",
-        )
-    } else if kind.starts_with("vhost-user") || kind == "vhost-vdpa" {
-        Some("another process would write to the RAM, and nobody would see it")
-    } else if kind.contains("dimm") || kind.starts_with("virtio-mem") || kind.starts_with("virtio-pmem") {
-        Some("one piece of RAM can move, and no more")
-    } else {
-        None
-    }
-}
-
-/// Whether devices of this kind are disks that another process serves out of the RAM.
-pub fn is_vhost_user_disk(kind: &str) -> bool {
-    kind.starts_with("vhost-user-blk")
-}
-
 /// The value of `-m`: a size, in MiB where it has no unit.
 fn ram_of(value: &str) -> Result<u64> {
     let refused = |why: &str| Err(Error::Arguments(format!("`-m {value}` cannot be taken: {why}")));
@@ -548,171 +296,4 @@ fn ram_of(value: &str) -> Result<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TYPES: &str = "\
-Supported machines are:
-microvm              microvm (i386)
-pc                   Standard PC (i440FX + PIIX, 1996) (alias of pc-i440fx-7.2)
-pc-i440fx-7.2        Standard PC (i440FX + PIIX, 1996) (default)
-q35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)
-pc-q35-7.2           Standard PC (Q35 + ICH9, 2009)
-none                 empty machine
-";
-
-    fn line(line: &str) -> Result<Arguments> {
-        Arguments::parse(&line.split(' ').collect::<Vec<_>>())?.versioned(TYPES)
-    }
-
-    fn words(command: &Command) -> String {
-        let words = command.get_args().map(|word| word.to_str().unwrap());
-        words.collect::<Vec<_>>().join(" ")
-    }
-
-    #[test]
-    fn a_command_line_is_completed() {
-        let arguments = line("qemu -M q35,accel=tcg -m 1G --device virtio-net,netdev=a -nographic").unwrap();
-        assert_eq!(arguments.ram(), 1 << 30);
-        let command = arguments.command(Path::new("/run/a,b/ram"), Path::new("/run/qmp"), true);
-        assert_eq!(
-            words(&command),
-            "-machine pc-q35-7.2,accel=tcg,memory-backend=verbatim-ram -m 1073741824B \
-             -object memory-backend-file,id=verbatim-ram,size=1073741824,mem-path=/run/a,,b/ram,share=on \
-             -chardev socket,id=verbatim-qmp,path=/run/qmp,server=on,wait=off -mon chardev=verbatim-qmp,mode=control \
-             -device virtio-net,netdev=a -nographic -S -incoming defer"
-        );
-        assert_eq!(
-            arguments.line().join(" "),
-            "qemu -machine pc-q35-7.2,accel=tcg -m 1073741824B -device virtio-net,netdev=a -nographic"
-        );
-        let plain = line("qemu").unwrap();
-        assert_eq!(plain.ram(), 128 << 20);
-        let command = plain.command(Path::new("/r"), Path::new("/q"), false);
-        assert!(words(&command).starts_with("-machine pc-i440fx-7.2,memory-backend="));
-        assert!(
-            words(&command).ends_with(" -display none -S"),
-            "nobody sees a window"
-        );
-    }
-
-    #[test]
-    fn a_tap_network_gets_the_link_and_its_card_the_mac() {
-        let on_tap = |given: &str| {
-            let arguments = line(given).unwrap().on_tap("tap0", [2, 0x76, 10, 77, 1, 5])?;
-            Ok::<_, Error>(arguments.rest.join(" "))
-        };
-        let (link, mac) = ("ifname=tap0,script=no,downscript=no", "mac=02:76:0a:4d:01:05");
-        let (device, other) = ("-device virtio-net-pci,netdev=n", "-nographic");
-        assert_eq!(
-            on_tap(&format!("qemu -netdev tap,id=n {device} {other}")).unwrap(),
-            format!("-netdev tap,id=n,{link} {device},{mac} {other}")
-        );
-        assert_eq!(
-            on_tap(&format!("qemu {other} -nic tap,model=virtio")).unwrap(),
-            format!("{other} -nic tap,model=virtio,{link},{mac}")
-        );
-        for kept in [
-            "-nographic -netdev user,id=n -device virtio-net-pci,netdev=n",
-            "-nographic -netdev tap,id=n,ifname=own -device virtio-net-pci,netdev=n",
-            "-nographic",
-        ] {
-            assert_eq!(on_tap(&format!("qemu {kept}")).unwrap(), kept);
-        }
-        let named = on_tap(&format!(
-            "qemu -netdev tap,id=n {device},mac=52:54:00:00:00:01 {other}"
-        ));
-        assert!(named.unwrap().contains("n,mac=52:54:00:00:00:01 -nographic"));
-        let two = on_tap("qemu -netdev tap,id=a -netdev tap,id=b")
-            .unwrap_err()
-            .to_string();
-        assert!(two.contains("`ifname=`"), "{two}");
-    }
-
-    #[test]
-    fn what_is_named_by_its_path_is_known() {
-        let named = |value: &str| {
-            let paths = paths(value).into_iter().map(|path| path.display().to_string());
-            paths.collect::<Vec<_>>()
-        };
-        assert_eq!(named("file=/a,,b/c,format=raw,if=none"), ["/a,b/c"]);
-        assert_eq!(named("/srv/disk"), ["/srv/disk"]);
-        assert_eq!(
-            named("file=nbd+unix:///x?socket=/run/s,if=none"),
-            ["///x?socket=/run/s", "/run/s"]
-        );
-        assert_eq!(
-            named(r#"{"driver":"file","filename":"/d/1.img","node-name":"a"}"#),
-            ["/d/1.img"]
-        );
-        assert!(named("virtio-blk-pci,drive=a/b").is_empty());
-        let folder = tempfile::tempdir().unwrap();
-        let (disk, kernel) = (folder.path().join("disk"), folder.path().join("kernel"));
-        std::fs::write(&disk, "").unwrap();
-        std::fs::write(&kernel, "").unwrap();
-        let files = line(&format!(
-            "qemu -kernel {} -drive file={},if=virtio -drive file=/not/there",
-            kernel.display(),
-            disk.display()
-        ));
-        assert_eq!(files.unwrap().files(), [(kernel, false), (disk, true)]);
-    }
-
-    #[test]
-    fn types_and_sizes() {
-        for (given, bytes) in [
-            ("64", 64 << 20),
-            ("size=64M", 64 << 20),
-            ("3k", 8192),
-            ("2g", 2 << 30),
-            ("1", 1 << 20),
-        ] {
-            assert_eq!(ram_of(given).unwrap(), bytes, "{given}");
-        }
-        for given in ["", "x", "1Z", "-1", "1G,maxmem=2G", "99999999999T", "0"] {
-            assert!(ram_of(given).is_err(), "{given}");
-        }
-        assert_eq!(
-            line("qemu -machine type=pc").unwrap().machine.unwrap(),
-            "pc-i440fx-7.2"
-        );
-        assert_eq!(line("qemu -machine none").unwrap().machine.unwrap(), "none");
-        assert!(
-            line("qemu -machine isapc")
-                .unwrap_err()
-                .to_string()
-                .contains("`isapc`")
-        );
-    }
-
-    #[test]
-    fn what_cannot_move_is_refused_with_the_reason() {
-        for (given, reason) in [
-            ("-incoming defer", "started by a migration"),
-            ("--daemonize", "QEMU's parent"),
-            ("-device vfio-pci,host=1", "device of the host's"),
-            ("-netdev type=vhost-user,id=a", "another process"),
-            (
-                "-device vhost-user-blk-pci,chardev=a",
-                "`--volume NAME` in its place",
-            ),
-            (
-                "-device driver=vhost-user-blk,chardev=a",
-                "`--volume NAME` in its place",
-            ),
-            ("-drive file=/a,snapshot=on", "lost with the process"),
-            ("-drive file=fat:rw:/srv,format=raw", "leave out `rw:`"),
-            ("-chardev vhost-user-x", "another process"),
-            ("-object memory-backend-memfd,id=a", "one piece of RAM"),
-            ("-object qom-type=memory-backend-ram,id=a", "one piece of RAM"),
-            ("-device pc-dimm,id=a", "one piece of RAM"),
-            ("-machine pc,memory-backend=a", "file of the agent's"),
-            ("-m", "needs a value"),
-        ] {
-            let error = line(&format!("qemu {given}")).unwrap_err().to_string();
-            assert!(error.contains(reason), "{given}: {error}");
-            let is_disk = given.contains("-blk");
-            assert_eq!(error.contains("--volume"), is_disk, "{given}: {error}");
-        }
-    }
-}
+mod tests;

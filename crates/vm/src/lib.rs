@@ -56,7 +56,7 @@ pub use arguments::{Arguments, MEMORY};
 pub use destination::Incoming;
 pub use disk::NbdDisk;
 pub use error::{Error, Result};
-pub use graph::{Carried, File, Now};
+pub use graph::{Carried, File, Now, Remote, Server};
 pub use libvirt::{Description, Domain};
 pub use locks::Held;
 pub use machine::{Machine, Status};

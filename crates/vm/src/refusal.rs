@@ -139,14 +139,15 @@ impl Machine {
 fn vhost_user_disks(devices: &[Device]) -> Vec<String> {
     let kind = |device: &Device| device.kind.strip_prefix("child<").is_some_and(is_vhost_user_disk);
     let disks = devices.iter().filter(|device| kind(device));
-    let reason = |device: &Device| {
-        format!(
-            "the disk {} is attached by vhost-user-blk, whose server writes to the RAM: if it is a volume, start the virtual machine with \
-             `--volume NAME` in its place",
-            device.name
-        )
-    };
-    disks.map(reason).collect()
+    disks.map(|device| vhost_user_disk(&device.name)).collect()
+}
+
+/// The reason why a machine with this disk by vhost-user-blk cannot move.
+pub(crate) fn vhost_user_disk(name: &str) -> String {
+    format!(
+        "the disk {name} is attached by vhost-user-blk, whose server writes to the RAM: if it is a volume, start the virtual machine with \
+         `--volume NAME` in its place"
+    )
 }
 
 /// QEMU's open descriptors that cannot move.

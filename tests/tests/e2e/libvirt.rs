@@ -10,7 +10,8 @@ use verbatim_e2e::{Action, Instance, ROLLED_BACK, Running, TestLab, eventually, 
 
 use crate::Test;
 use crate::faults::{self, Subject};
-use crate::machines::{counted, program};
+use crate::machines::devices::{Loop, NODE, put_in};
+use crate::machines::{blockers, counted, program};
 
 const HOSTS: &[&str] = &["src", "dst"];
 /// As for other virtual machines.
@@ -68,6 +69,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::libvirt", HOSTS, moves).injecting_faults(),
         Test::new("machines::libvirt_own_means", HOSTS, own_means).injecting_faults(),
         Test::new("machines::libvirt_left", HOSTS, left),
+        Test::new("machines::libvirt_block_device", HOSTS, block_device),
         Test::new("machines::libvirt_faults", THREE, |lab| {
             let site = Site::start(lab)?;
             site.ask("src", &["create", &site.description(NAME, BACKING)?])?;
@@ -321,6 +323,43 @@ impl Subject for Site<'_> {
 fn attach(lab: &TestLab, name: &str) -> anyhow::Result<()> {
     lab.ask(&["attach", name, "--libvirt", URI, "--host", "src"])
         .map(drop)
+}
+
+/// A domain with a block device as its disk (`<source dev=>`) moves where the device is the same one at both hosts.
+fn block_device(lab: &TestLab) -> anyhow::Result<()> {
+    let site = Site::start(lab)?;
+    let (disk, another) = (Loop::new()?, Loop::new()?);
+    for host in HOSTS {
+        put_in(lab, host, &disk)?;
+    }
+    let description = site.description(NAME, BACKING)?;
+    let file = format!("<source file='{}/disk'/>", site.folder.path().display());
+    let text = std::fs::read_to_string(&description)?
+        .replace("<disk type='file'", "<disk type='block'")
+        .replace("type='qcow2'", "type='raw'")
+        .replace(&file, &format!("<source dev='{NODE}'/>"));
+    ensure!(text.contains(NODE), "{text}");
+    std::fs::write(&description, text)?;
+    site.ask("src", &["create", &description])?;
+    site.counts_on()?;
+    attach(lab, NAME)?;
+    for to in ["dst", "src"] {
+        site.instance().migrate(to)?.must_be_committed()?;
+        site.goes_on(to)?;
+    }
+    let node = lab.path("dst", NODE)?;
+    std::fs::remove_file(&node)?;
+    put_in(lab, "dst", &another)?;
+    let why = "nothing by which two hosts could tell";
+    let said = blockers(lab)?;
+    ensure!(said.contains(NODE) && said.contains(why), "{said}");
+    let migration = site.instance().migrate("dst")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    ensure!(
+        migration.error.clone().unwrap_or_default().contains(why),
+        "{migration:?}"
+    );
+    site.goes_on("src")
 }
 
 /// A domain that is defined is attached, detached, moved there and back, and is libvirt's all the time.

@@ -4,10 +4,11 @@
 //! none went back, and the guest says itself when a page is not what it was.
 
 mod changed;
-mod devices;
+pub(crate) mod devices;
 mod ends;
 mod memory;
 mod post_copy;
+mod servers;
 mod swap;
 mod volumes;
 
@@ -60,6 +61,7 @@ pub fn tests() -> Vec<Test> {
     tests.extend(memory::tests());
     tests.extend(ends::tests());
     tests.extend(post_copy::tests());
+    tests.extend(servers::tests());
     tests.extend(volumes::tests());
     tests.extend(swap::tests());
     for role in ["source", "destination"] {
@@ -474,7 +476,7 @@ fn attached(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 /// What `verbatim check` says of a move that cannot be.
-fn blockers(lab: &TestLab) -> anyhow::Result<String> {
+pub(crate) fn blockers(lab: &TestLab) -> anyhow::Result<String> {
     let check = lab.verbatim(&["check", NAME, "--to", "dst"])?.wait(LIMIT)?;
     ensure!(check.code == 1, "nothing stands in the way{}", check.output());
     Ok(check.output())

@@ -4,6 +4,7 @@ use crate::agent::Shared;
 use crate::instances::State;
 use crate::instances::filling::{self, Missing};
 use crate::instances::machine::{self, qemu};
+use crate::instances::recovery;
 use crate::instances::storage::{Witnesses, devices, images};
 use crate::instances::volumes;
 use crate::memory::private;
@@ -17,7 +18,7 @@ use crate::session::volumes::obstacle;
 /// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an
 /// operator.
 pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
-    let instance = agent.instances.find(name)?;
+    let instance = recovery::find(agent, name)?;
     let (mut blockers, mut notes) = (Vec::new(), Vec::new());
     let missing = filling::missing(&instance).await;
     let is_whole = missing.is_none();

@@ -7,11 +7,12 @@ use verbatim_container::{ContainerName, Init, Tasks, Workload};
 use verbatim_vm::{Arguments, Domain};
 
 use super::ControlService;
-use crate::instances::home::Home;
+use crate::instances::home::{Home, Paths};
 use crate::instances::machine::attached::{self, Attached};
 use crate::instances::machine::guest::Guest;
 use crate::instances::machine::{self, Origin, leaving, qemu};
 use crate::instances::record::Record;
+use crate::instances::recovery;
 use crate::instances::start;
 use crate::instances::volumes::{self, Disks, Mounted};
 use crate::instances::{Instance as HostInstance, State};
@@ -103,7 +104,7 @@ impl ControlService {
 
     /// Forgets an attached virtual machine, and leaves it as it is.
     pub(super) async fn detach_machine(&self, name: &str) -> anyhow::Result<()> {
-        let instance = self.0.instances.find(name)?;
+        let instance = recovery::find(&self.0, name)?;
         let _reservation = self.0.instances.reserve(name)?;
         match instance.state() {
             State::Running => {}
@@ -164,9 +165,9 @@ fn is(instance: &HostInstance, found: &Attached) -> bool {
 }
 
 /// Process number that is shown to users: that of QEMU for an attached machine.
-pub(super) fn pid(instance: &HostInstance) -> i32 {
-    match Attached::of(&instance.home.paths) {
+pub(super) fn pid(paths: &Paths, init_pid: i32) -> i32 {
+    match Attached::of(paths) {
         Ok(Some(attached)) => attached.pid().cast_signed(),
-        _ => instance.init_pid(),
+        _ => init_pid,
     }
 }

@@ -8,7 +8,7 @@ use verbatim_session::decision::{Keep, Outcome as Decided};
 use verbatim_session::record::Standing;
 
 use crate::agent::Shared;
-use crate::instances::State;
+use crate::instances::{State, recovery};
 use crate::journal::Known;
 use crate::proto::outcome_reply::Outcome;
 use crate::proto::resolve_session_request::Keep as Kept;
@@ -20,7 +20,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// Rolls back the migration of an instance of this host; returns when the instance runs on.
 pub async fn cancel(agent: &Shared, name: &str) -> anyhow::Result<CancelReply> {
-    let instance = agent.instances.find(name)?;
+    let instance = recovery::find(agent, name)?;
     let Some(control) = agent.controls.of_instance(name) else {
         match instance.state() {
             State::MovedTo(host) => bail!("too late: {name} has moved to {host}"),

@@ -11,14 +11,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use verbatim_container::{ContainerName, Init, Status, Tasks};
+use verbatim_session::Role;
+use verbatim_session::decision::Keep;
+use verbatim_session::record::Standing;
 
-use super::Instance;
 use super::filling;
 use super::home::{Home, Kept, Paths, Undecided};
 use super::machine::attached::{self, Attached};
 use super::machine::{domain, leaving};
+use super::{Instance, Recovering};
 use crate::agent::Shared;
 use crate::session::recovery;
 
@@ -76,6 +79,7 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
         }
         if let Err(error) = settle(agent, &name).await {
             later.insert(name.clone());
+            expect(agent, &name, None);
             tracing::error!(
                 instance = name,
                 error = format!("{error:#}"),
@@ -116,10 +120,80 @@ async fn settle_later(agent: Shared, name: String) {
     }
 }
 
+/// Lists an instance as one that is being taken over, until that is known, if its record is here and its first
+/// process is there. `session`: this host's part in one that an earlier agent
+/// had begun.
+pub fn expect(agent: &Shared, name: &str, session: Option<(u64, Role)>) {
+    let paths = Paths::new(&agent.config.runtime_dir, name);
+    let Ok(text) = std::fs::read(&paths.record) else {
+        return;
+    };
+    // A damaged record is reported by the take-over.
+    let Ok(Kept { record, init_pid, .. }) = serde_json::from_slice(&text) else {
+        return;
+    };
+    if !Path::new(&format!("/proc/{init_pid}")).exists() {
+        return;
+    }
+    let expected = Recovering {
+        record,
+        pid: init_pid,
+        session,
+    };
+    agent.instances.recovering().insert(name.to_owned(), expected);
+}
+
+/// Whether an instance is this host's by the journal: also one that may have begun to run elsewhere.
+fn is_here(role: Role, standing: Standing) -> bool {
+    match (role, standing) {
+        (_, Standing::Closed(_)) | (Role::Partner, _) => false,
+        (Role::Source, Standing::Ran | Standing::Resolved(Keep::Destination)) => false,
+        (Role::Source, _) => true,
+        (Role::Destination, standing) => matches!(
+            standing,
+            Standing::Committed | Standing::Ran | Standing::Resolved(Keep::Destination)
+        ),
+    }
+}
+
+/// The instances that have not been taken over yet.
+pub fn unsettled(agent: &Shared) -> Vec<Recovering> {
+    let mut all = agent.instances.recovering();
+    all.retain(|name, expected| {
+        let is_its = |(session, role)| {
+            let standing = agent.journal.standing(session, role);
+            standing.is_some_and(|standing| is_here(role, standing))
+        };
+        agent.instances.get(name).is_none() && expected.session.is_none_or(is_its)
+    });
+    all.values().cloned().collect()
+}
+
+/// The instance of that name. The error says why there is none.
+pub fn find(agent: &Shared, name: &str) -> anyhow::Result<Arc<Instance>> {
+    let expected = unsettled(agent);
+    if expected
+        .iter()
+        .any(|expected| expected.record.name.as_str() == name)
+    {
+        bail!(
+            "{name} is being taken over by the agent of this host, which has just been started; try again in a moment \
+             (`verbatim ps` says when it is no longer `recovering`)"
+        );
+    }
+    agent.instances.find(name)
+}
+
 /// The instance, if it lives here; it is this agent's from now on. `moving`: a session has still to do with it.
 ///
 /// An error says that this is not known.
 pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Result<Option<Found>> {
+    let found = look_for(agent, name, moving).await?;
+    agent.instances.recovering().remove(name);
+    Ok(found)
+}
+
+async fn look_for(agent: &Shared, name: &str, moving: bool) -> anyhow::Result<Option<Found>> {
     let paths = Paths::new(&agent.config.runtime_dir, name);
     let text = match std::fs::read(&paths.record) {
         Ok(text) => text,
@@ -199,7 +273,32 @@ pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use verbatim_session::decision::Outcome;
+
     use super::*;
+
+    #[test]
+    fn an_instance_is_listed_where_the_journal_has_it() {
+        let (committed, rolled_back) = (Outcome::Committed, Outcome::RolledBack);
+        for (role, standing, expected) in [
+            (Role::Source, Standing::Opened, true),
+            (Role::Source, Standing::Deciding, true),
+            (Role::Source, Standing::RolledBack, true),
+            (Role::Source, Standing::Damaged, true),
+            (Role::Source, Standing::Ran, false),
+            (Role::Source, Standing::Resolved(Keep::Source), true),
+            (Role::Source, Standing::Resolved(Keep::Destination), false),
+            (Role::Source, Standing::Closed(rolled_back), false),
+            (Role::Destination, Standing::Opened, false),
+            (Role::Destination, Standing::Committed, true),
+            (Role::Destination, Standing::Ran, true),
+            (Role::Destination, Standing::RolledBack, false),
+            (Role::Destination, Standing::Closed(committed), false),
+            (Role::Partner, Standing::Drained, false),
+        ] {
+            assert_eq!(is_here(role, standing), expected, "{role:?} {standing:?}");
+        }
+    }
 
     #[test]
     fn a_folder_that_an_earlier_agent_has_opened_to_all_is_roots_again() {

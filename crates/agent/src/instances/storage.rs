@@ -1,10 +1,11 @@
 //! Whether two hosts reach the same storage: a file that one makes there the other one sees.
 //!
 //! Disks that a virtual machine's command line names do not move, as its volumes do. Where the destination has a file of its own at the same path, the guest would go on with
-//! other data, and nobody would notice before it is too late. Of block devices [`devices`] tells it.
+//! other data, and nobody would notice before it is too late. Of block devices [`devices`] tells it, of disks that others serve [`servers`].
 
 pub mod devices;
 pub mod images;
+pub mod servers;
 
 use std::ffi::OsStr;
 use std::fs::File;

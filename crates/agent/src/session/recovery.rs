@@ -15,6 +15,7 @@ use super::destination::Destinations;
 use super::partner::Partners;
 use super::volumes;
 use crate::agent::Shared;
+use crate::instances::recovery;
 use crate::journal::Known;
 use crate::keeper;
 
@@ -40,6 +41,8 @@ pub fn take_up(agent: &Shared) -> anyhow::Result<BTreeSet<String>> {
     keeper::clear(&agent.config.runtime_dir, |session| open.contains(&session));
     let names = latest.keys().cloned().collect();
     for known in latest.into_values() {
+        let name = known.told.instance.as_deref().unwrap_or_default();
+        recovery::expect(agent, name, Some((known.session, known.role)));
         match known.role {
             Role::Source => source::take_up(agent, known),
             Role::Destination => Destinations::take_up(agent, &known),

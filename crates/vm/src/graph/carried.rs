@@ -7,10 +7,12 @@ use super::drives::Drives;
 use super::line::{Word, joined, words};
 use super::nodes::{Leaf, Nodes};
 use super::now::Now;
+use super::remote::{self, Remote};
 use super::{devices, networks};
-use crate::arguments::{Arguments, MEMORY};
+use crate::arguments::{Arguments, MEMORY, is_vhost_user_disk};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
+use crate::refusal::vhost_user_disk;
 
 /// Prefixes of the names of character devices that QEMU makes for other options than `-chardev`.
 const OWN_CHARACTERS: &[&str] = &[
@@ -45,11 +47,13 @@ pub struct Carried {
     pub arguments: Option<Arguments>,
     /// All files and devices of its disks, with those that images refer to.
     pub files: Vec<File>,
+    /// Disks, and parts of them, that others serve; those of [`Arguments::with_disk`] left out.
+    pub remotes: Vec<Remote>,
     nodes: Nodes,
 }
 
 impl Carried {
-    pub(crate) fn new(arguments: Option<Arguments>, now: &Now) -> Self {
+    pub(crate) fn new(arguments: Option<Arguments>, now: &Now, remotes: Vec<Remote>) -> Self {
         let files = now
             .nodes
             .leaves()
@@ -61,13 +65,14 @@ impl Carried {
         Self {
             arguments,
             files: files.collect(),
+            remotes,
             nodes: now.nodes.clone(),
         }
     }
 
     /// Whether both are the same virtual machine with the same disks.
     pub fn is(&self, other: &Self) -> bool {
-        self.arguments == other.arguments && self.files == other.files
+        self.arguments == other.arguments && self.files == other.files && self.remotes == other.remotes
     }
 }
 
@@ -82,10 +87,14 @@ impl Machine {
         let domain = domain.ok_or_else(|| Error::Malformed("nobody knows what starts it".to_owned()))?;
         let named = domain.named().await?;
         let now = self.now_beside(&named.aliases).await?;
-        let different = differences(&now, &named.files, &named.aliases);
-        match different.is_empty() {
-            true => Ok(Carried::new(None, &now)),
-            false => Err(Error::Unmovable(different)),
+        let mut reasons = differences(&now, &named.files, &named.aliases);
+        match remote::of(&now.nodes, |_| false) {
+            Ok(remotes) if reasons.is_empty() => Ok(Carried::new(None, &now, remotes)),
+            Ok(_) => Err(Error::Unmovable(reasons)),
+            Err(refused) => {
+                reasons.extend(refused);
+                Err(Error::Unmovable(reasons))
+            }
         }
     }
 
@@ -118,13 +127,25 @@ impl Arguments {
         networks::carry(&mut work, link);
         work.others(self.memory().unwrap_or(MEMORY));
         work.reasons.extend(self.unmade());
+        let remotes = remote::of(&now.nodes, |socket| self.node_at(socket).is_some());
+        let remotes = remotes.unwrap_or_else(|refused| {
+            work.reasons.extend(refused);
+            Vec::new()
+        });
+        for device in now
+            .devices
+            .iter()
+            .filter(|device| is_vhost_user_disk(&device.kind))
+        {
+            work.refuse(vhost_user_disk(device.name().unwrap_or(&device.path)));
+        }
         if !work.reasons.is_empty() {
             return Err(Error::Unmovable(work.reasons));
         }
         // A removed word has no name.
         work.rest.retain(|word| !word.name.is_empty());
         let arguments = self.clone().with(joined(&work.rest), joined(&work.disks));
-        Ok(Carried::new(Some(arguments), now))
+        Ok(Carried::new(Some(arguments), now, remotes))
     }
 }
 

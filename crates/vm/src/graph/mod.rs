@@ -17,8 +17,10 @@ mod line;
 mod networks;
 mod nodes;
 mod now;
+mod remote;
 #[cfg(test)]
 mod tests;
 
 pub use carried::{Carried, File};
 pub use now::Now;
+pub use remote::{Remote, Server};

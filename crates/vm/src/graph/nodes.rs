@@ -125,13 +125,13 @@ impl Node {
     }
 
     /// The options, if the name is `json:{…}`.
-    fn options(&self) -> Option<Map<String, Value>> {
+    pub fn options(&self) -> Option<Map<String, Value>> {
         let text = self.filename.strip_prefix("json:")?;
         serde_json::from_str(text).ok()
     }
 
     /// The node in words, for display.
-    fn title(&self) -> String {
+    pub fn title(&self) -> String {
         match self.is_unnamed() {
             true => format!("{} ({})", self.filename, self.driver),
             false => format!("{} ({}, {})", self.node_name, self.driver, self.filename),

@@ -263,3 +263,18 @@ fn a_domain_is_compared_with_what_libvirt_knows() {
         "{found:?}"
     );
 }
+
+#[test]
+fn a_disk_that_another_process_serves_out_of_the_ram_is_refused() {
+    let mut now = now();
+    let mut disk = device("/machine/peripheral/shared", "vhost-user-blk-pci", 64);
+    disk.is_hot = true;
+    now.devices.push(disk);
+    let reasons = reasons(&now);
+    assert!(
+        reasons
+            .iter()
+            .any(|why| why.contains("the disk shared is attached by vhost-user-blk")),
+        "{reasons:?}"
+    );
+}

@@ -12,7 +12,7 @@ use super::{Disk, Guest, HOSTS, NAME, blockers};
 use crate::Test;
 
 /// The name of the disk.
-const NODE: &str = "/dev/verbatim-disk";
+pub(crate) const NODE: &str = "/dev/verbatim-disk";
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
@@ -20,13 +20,13 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// A loop device over a file. It goes when this is dropped.
-struct Loop {
+pub(crate) struct Loop {
     path: PathBuf,
     _file: Disk,
 }
 
 impl Loop {
-    fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         let file = Disk::new()?;
         let made = Command::new("losetup")
             .args(["--find", "--show", "--direct-io=on"])
@@ -49,7 +49,7 @@ impl Drop for Loop {
 }
 
 /// Its node, by that name, in a host's own `/dev`, as the one of a LUN is.
-fn put_in(lab: &TestLab, host: &str, disk: &Loop) -> anyhow::Result<()> {
+pub(crate) fn put_in(lab: &TestLab, host: &str, disk: &Loop) -> anyhow::Result<()> {
     let number = std::fs::metadata(&disk.path)?.rdev();
     let node = lab.path(host, NODE)?;
     let mode = Mode::RUSR | Mode::WUSR;

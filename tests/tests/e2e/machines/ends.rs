@@ -16,6 +16,7 @@ use crate::faults::Subject;
 pub fn tests() -> Vec<Test> {
     vec![
         Test::new("machines::settings", HOSTS, settings).injecting_faults(),
+        Test::new("machines::recovering", HOSTS, recovering).injecting_faults(),
         Test::new("machines::stands_still", HOSTS, stands_still).injecting_faults(),
         Test::new("machines::unprotected", HOSTS, unprotected).injecting_faults(),
         Test::new("machines::locked", HOSTS, locked),
@@ -130,9 +131,7 @@ fn settings(lab: &TestLab) -> anyhow::Result<()> {
     migrate.wait(LIMIT)?;
     lab.order_faults("src", "")?;
     eventually("an instance that is moved no more", LIMIT, || {
-        // The agent that was started anew answers before it has taken the instance over.
-        let is_running = instance.row().is_ok_and(|row| row.state == "running");
-        Ok(is_running.then_some(()))
+        Ok((instance.row()?.state == "running").then_some(()))
     })?;
     eventually("a QEMU that is set as before", LIMIT, || {
         Ok((set(lab, "src", SOCKET)? == before).then_some(()))
@@ -159,6 +158,44 @@ const SHARED: &str = "import fcntl, struct, sys
 file = open(sys.argv[1], 'rb')
 fcntl.fcntl(file, 37, struct.pack('hhqqixxxx', fcntl.F_RDLCK, 0, 0, 0, 0))
 sys.stdin.read()";
+
+/// An agent that was started anew lists an instance of a session at once, also while it cannot take it over yet: a process that an earlier agent has noted is still
+/// at work.
+fn recovering(lab: &TestLab) -> anyhow::Result<()> {
+    let guest = Guest::start(lab, &[])?;
+    let before = guest.instance.row()?;
+    let migrate = waiting_at(lab, "src", "source-pre-copy")?;
+    // Fields 1 and 22 of proc_pid_stat(5).
+    let at_work = lab.start_plain("src", &["sh", "-c", "cat /proc/$$/stat; exec sleep 600"])?;
+    let (pid, started) = eventually("a process that is at work", LIMIT, || {
+        let stat = at_work.stdout()?;
+        let mut fields = stat.split_ascii_whitespace().map(str::to_owned);
+        Ok(fields.next().zip(fields.nth(22 - 2)))
+    })?;
+    let note = lab.path("src", "/run/verbatim/criu/guest/runc-checkpoint.process")?;
+    std::fs::write(note, format!("{pid} {started}"))?;
+    lab.restart("src", "agent")?;
+    migrate.wait(LIMIT)?;
+    lab.order_faults("src", "")?;
+    let row = guest.instance.row()?;
+    ensure!(row.host == "src" && row.state == "recovering", "{row:?}");
+    ensure!(row.address == before.address && row.pid == before.pid, "{row:?}");
+    let said = lab.refused(&["migrate", NAME, "--to", "dst"])?;
+    ensure!(said.contains("is being taken over"), "{said}");
+    lab.start_plain("src", &["kill", &pid])?.succeed(LIMIT)?;
+    eventually("an instance that is moved no more", LIMIT, || {
+        let row = guest.instance.row()?;
+        ensure!(
+            ["recovering", "moving", "running"].contains(&row.state.as_str()),
+            "{row:?}"
+        );
+        Ok((row.state == "running").then_some(()))
+    })?;
+    guest.counts_on()?;
+    guest.moves("dst")?;
+    lab.ask(&["stop", NAME])?;
+    Ok(())
+}
 
 /// A program that has a lock on an image.
 struct Writer {

@@ -15,6 +15,7 @@ use verbatim_vm::{Arguments, Machine, Processor};
 use super::guest::Guest;
 use crate::agent::Shared;
 use crate::instances::record::Record;
+use crate::instances::storage::servers::{self, Reached};
 
 /// Lifetime of an answer of a QEMU of this host.
 const FRESH: Duration = Duration::from_secs(10);
@@ -36,6 +37,9 @@ pub struct Needs {
     /// MTU of the source's links; unset: the kernel's default.
     #[serde(default)]
     mtu: Option<u32>,
+    /// The servers of its disks.
+    #[serde(default)]
+    servers: Vec<Reached>,
 }
 
 /// A listener at a path, recognised by every host that shares its kernel.
@@ -56,10 +60,24 @@ pub struct Fit {
     pub notes: Vec<String>,
 }
 
-/// The needs of a machine that runs here, as they are sent. Empty: nothing to compare.
-pub async fn needs(agent: &Shared, guest: &Guest, machine: &Machine) -> anyhow::Result<String> {
+/// The needs of a machine that runs here, as they are sent. Empty: nothing to compare. `servers`: those of its
+/// disks.
+pub async fn needs(
+    agent: &Shared,
+    guest: &Guest,
+    machine: &Machine,
+    servers: &[Reached],
+) -> anyhow::Result<String> {
+    let servers = servers.to_vec();
     let Guest::Qemu(arguments) = guest else {
-        return Ok(String::new());
+        if servers.is_empty() {
+            return Ok(String::new());
+        }
+        let needs = Needs {
+            servers,
+            ..Needs::default()
+        };
+        return Ok(serde_json::to_string(&needs)?);
     };
     let sockets = std::fs::read_to_string(SOCKETS).unwrap_or_default();
     let tpms = arguments.tpm_sockets();
@@ -67,13 +85,14 @@ pub async fn needs(agent: &Shared, guest: &Guest, machine: &Machine) -> anyhow::
         processor: Some(machine.processor(arguments).await?),
         tpms: tpms.iter().filter_map(|path| server(&sockets, path)).collect(),
         mtu: agent.config.mtu,
+        servers,
     };
     Ok(serde_json::to_string(&needs)?)
 }
 
 /// Compares the needs with this host. `sent`: the source's text.
 pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
-    let (Some(Guest::Qemu(arguments)), false) = (&record.machine, sent.is_empty()) else {
+    let (Some(guest), false) = (&record.machine, sent.is_empty()) else {
         return Fit::default();
     };
     let needs: Needs = match serde_json::from_str(sent) {
@@ -87,7 +106,13 @@ pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
             };
         }
     };
-    let mut fit = Fit::default();
+    let mut fit = Fit {
+        blockers: servers::others(&needs.servers).await,
+        notes: Vec::new(),
+    };
+    let Guest::Qemu(arguments) = guest else {
+        return fit;
+    };
     if !is_hosts_own(Path::new(arguments.program())) {
         fit.notes.push(format!(
             "{} there is not root's alone, and is not asked which processor and which machines it has",
@@ -109,9 +134,14 @@ pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
     let tpms = arguments.tpm_sockets();
     fit.blockers
         .extend(tpms.iter().filter_map(|path| no_tpm(&sockets, path, &needs.tpms)));
-    let (own, promised) = (agent.config.mtu.unwrap_or(ETHERNET), arguments.promised_mtu());
-    let source = needs.mtu.unwrap_or(ETHERNET);
-    if let Some(promised) = promised.filter(|promised| *promised > own) {
+    compare_mtu(arguments, needs.mtu, agent.config.mtu, &mut fit);
+    fit
+}
+
+/// Compares the MTU of the source's links and of this host's; unset: the kernel's default.
+fn compare_mtu(arguments: &Arguments, source: Option<u32>, own: Option<u32>, fit: &mut Fit) {
+    let (source, own) = (source.unwrap_or(ETHERNET), own.unwrap_or(ETHERNET));
+    if let Some(promised) = arguments.promised_mtu().filter(|promised| *promised > own) {
         fit.blockers.push(format!(
             "a card promises its guest an MTU of {promised} (host_mtu=), and links there have {own}: start that agent \
              with --mtu {promised}, where its network carries that"
@@ -121,7 +151,6 @@ pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
             "links of the source have an MTU of {source}, and those there of {own}: packets that are longer would be lost"
         ));
     }
-    fit
 }
 
 /// Default MTU of a link.
@@ -255,12 +284,45 @@ mod tests {
     }
 
     #[test]
+    fn links_carry_what_a_card_promises_and_shorter_ones_are_noted() {
+        let said = |words: &str, source: Option<u32>, own: Option<u32>| {
+            let words: Vec<_> = words.split(' ').collect();
+            let mut fit = Fit::default();
+            compare_mtu(&Arguments::parse(&words).unwrap(), source, own, &mut fit);
+            (fit.blockers, fit.notes)
+        };
+        let none = (Vec::<String>::new(), Vec::<String>::new());
+        let tap = "qemu -netdev tap,id=n -device virtio-net-pci,netdev=n";
+        let promises = format!("{tap},host_mtu=9000");
+        let (blockers, notes) = said(&promises, Some(9000), None);
+        assert!(
+            notes.is_empty() && blockers[0].contains("an MTU of 9000 (host_mtu=), and links there have 1500"),
+            "{blockers:?}"
+        );
+        assert_eq!(said(&promises, Some(9000), Some(9000)), none);
+        assert_eq!(said(&promises, None, Some(9216)), none);
+        let (blockers, notes) = said(tap, Some(9000), Some(4000));
+        assert!(
+            blockers.is_empty() && notes[0].contains("an MTU of 9000, and those there of 4000"),
+            "{notes:?}"
+        );
+        assert_eq!(said(tap, None, None), none);
+        assert_eq!(said(tap, Some(1500), Some(9000)), none);
+        assert_eq!(
+            said("qemu -netdev user,id=n", Some(9000), None),
+            none,
+            "no link of the host's"
+        );
+    }
+
+    #[test]
     fn what_another_version_sends_is_read() {
         let needs: Needs = serde_json::from_str(
             r#"{"processor":{"model":"max","features":["sse2"]},"of_a_later_version":1}"#,
         )
         .unwrap();
         assert!(needs.processor.is_some() && needs.tpms.is_empty() && needs.mtu.is_none());
+        assert!(needs.servers.is_empty());
         let needs: Needs = serde_json::from_str("{}").unwrap();
         assert!(needs.processor.is_none());
     }

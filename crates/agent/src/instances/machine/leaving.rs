@@ -21,6 +21,7 @@ use super::qemu::{carried, connect};
 use super::{domain, fits, locks, settings, standing};
 use crate::agent::Shared;
 use crate::instances::home::Paths;
+use crate::instances::storage::servers::{self, Reached};
 use crate::instances::{Instance, State};
 use crate::whole;
 
@@ -39,6 +40,8 @@ pub struct Leaving {
     machine: Arc<Machine>,
     /// State of the machine when the destination was asked to take it.
     pub carried: Carried,
+    /// The servers of its disks.
+    servers: Vec<Reached>,
     /// Rounds of its RAM; lent to the round in progress.
     pub rounds: Option<Rounds>,
 }
@@ -59,16 +62,21 @@ impl Leaving {
         machine.may_move().await?;
         locks::may_leave(paths, &machine)?;
         let carried = carried(&machine, &instance.home.record).await?;
+        let disks = servers::of(machine.pid(), &carried.remotes).await;
+        if let Some(why) = disks.blockers.first() {
+            bail!("{why}");
+        }
         Ok(Self {
             machine,
             carried,
+            servers: disks.reached,
             rounds: None,
         })
     }
 
     /// Its needs at the next host, as they are sent.
     pub async fn needs(&self, agent: &Shared, guest: &Guest) -> anyhow::Result<String> {
-        let needs = fits::needs(agent, guest, &self.machine).await;
+        let needs = fits::needs(agent, guest, &self.machine, &self.servers).await;
         needs.context("its processor is not known")
     }
 

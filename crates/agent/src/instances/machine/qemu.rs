@@ -21,7 +21,7 @@ use crate::instances::Instance;
 use crate::instances::home::Paths;
 use crate::instances::record::Record;
 use crate::instances::start;
-use crate::instances::storage::images;
+use crate::instances::storage::{images, servers};
 
 /// Connects to the QEMU of an instance. QEMU serves one connection at a time, so no other may be open.
 pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine>> {
@@ -108,12 +108,23 @@ pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
         _ => {}
     }
     let record = &instance.home.record;
+    let mut reached = Vec::new();
     match carried(&machine, record).await {
-        Ok(carried) => found.carried = Some(carried),
-        Err(error) => found.blockers.extend(reasons(error)),
+        Ok(carried) => {
+            let disks = servers::of(machine.pid(), &carried.remotes).await;
+            found.blockers.extend(disks.blockers);
+            found.notes.extend(disks.notes);
+            reached = disks.reached;
+            found.carried = Some(carried);
+        }
+        Err(error) => {
+            let unsaid = reasons(error).into_iter();
+            let unsaid: Vec<_> = unsaid.filter(|why| !found.blockers.contains(why)).collect();
+            found.blockers.extend(unsaid);
+        }
     }
     if let Some(guest) = &record.machine {
-        match fits::needs(agent, guest, &machine).await {
+        match fits::needs(agent, guest, &machine, &reached).await {
             Ok(needs) => found.needs = needs,
             Err(error) => found
                 .blockers

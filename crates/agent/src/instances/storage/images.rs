@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use verbatim_vm::File as MachineFile;
 
-use super::{Witnesses, is_seen};
+use super::{Witnesses, devices, is_seen};
 use crate::proto::Image;
 
 /// Files up to this size are compared whole. Of a longer file this many bytes are compared, spread over it,
@@ -50,6 +50,16 @@ fn why_hidden(pid: u32, path: &Path, open: &[Metadata]) -> Option<String> {
             "{shown}, which is a part of its disks, is not there any more (it was removed, or renamed): the next host would not find it"
         ));
     };
+    if inside.file_type().is_block_device() && devices::name(path).is_none() {
+        return Some(format!(
+            "{shown}, which is a part of its disks, is a block device and not named by a path below /dev: the next host would not be asked for it"
+        ));
+    }
+    if !inside.is_file() && !inside.file_type().is_block_device() {
+        return Some(format!(
+            "{shown}, which is a part of its disks, is neither a file nor a block device: another host cannot tell whether it has the same"
+        ));
+    }
     if !open.iter().any(|open| is_same(open, &inside)) {
         return Some(format!(
             "{shown}, which is a part of its disks, is another file than the one that QEMU has open: the next host would take the wrong one"
@@ -209,6 +219,20 @@ mod tests {
             before.split(' ').nth(2),
             after.split(' ').nth(2),
             "its last byte counts"
+        );
+    }
+
+    #[test]
+    fn what_is_neither_a_file_nor_a_block_device_is_named() {
+        let file = MachineFile {
+            path: "/dev/null".into(),
+            read_only: false,
+        };
+        let _open = File::open(&file.path).unwrap();
+        let said = hidden(std::process::id(), &[file]);
+        assert!(
+            said[0].contains("/dev/null") && said[0].contains("neither a file nor"),
+            "{said:?}"
         );
     }
 

@@ -22,7 +22,7 @@ use crate::memory::ram::Which;
 use crate::peers::reason;
 use crate::proto::OpenRequest;
 use crate::proto::peer_client::PeerClient;
-use crate::protocol::{BLOCK_DEVICES, IMAGES, LIBVIRT, MACHINE_FITS, MACHINES};
+use crate::protocol::{BLOCK_DEVICES, DISK_SERVERS, IMAGES, LIBVIRT, MACHINE_FITS, MACHINES};
 use crate::report::milliseconds;
 use crate::session::told;
 
@@ -53,6 +53,14 @@ pub fn uncompared(agent: &Shared, record: &Record, carried: &Carried, to: &str) 
     let Workload::Command { binds, .. } = &record.workload else {
         return None;
     };
+    if let Some(remote) = carried.remotes.first()
+        && !agent.peers.can(to, DISK_SERVERS)
+    {
+        return Some(format!(
+            "the agent of {to} does not compare the servers of disks, such as that of {}; upgrade it",
+            remote.disk
+        ));
+    }
     if agent.peers.can(to, IMAGES) {
         return None;
     }
