@@ -12,8 +12,9 @@
 mod given_again;
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
@@ -37,6 +38,9 @@ pub const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The file is written anew when it is longer than this, and most of it is over.
 const COMPACT_BYTES: u64 = 1 << 20;
+
+/// Permissions of the file: remote keys are in it.
+const PRIVATE: u32 = 0o600;
 
 /// How long another host may take to note where a queue pair is now.
 const TELL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -229,8 +233,11 @@ impl Inner {
             .create(true)
             .write(true)
             .truncate(true)
+            .mode(PRIVATE)
             .open(&fresh);
         let mut file = options?;
+        // Also one that an earlier agent has left.
+        file.set_permissions(Permissions::from_mode(PRIVATE))?;
         file.write_all(&text)?;
         file.sync_data()?;
         std::fs::rename(&fresh, &self.path)?;
@@ -270,7 +277,11 @@ impl Forwarding {
         }
         let mut inner = Inner {
             path: path.to_owned(),
-            file: OpenOptions::new().create(true).append(true).open(path)?,
+            file: OpenOptions::new()
+                .create(true)
+                .append(true)
+                .mode(PRIVATE)
+                .open(path)?,
             bytes: 0,
             bytes_compact: 0,
             entries,

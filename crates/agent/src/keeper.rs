@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::Config;
+use crate::instances::recovery::make_private;
 use crate::session::{decode, encode};
 
 /// The agent's end.
@@ -30,7 +31,7 @@ impl Keeper {
     /// Starts one for a session. Takes some ms.
     pub fn start(config: &Config, session: u64) -> anyhow::Result<Self> {
         let path = path(config, session);
-        std::fs::create_dir_all(path.parent().expect("it has a folder"))?;
+        make_private(path.parent().expect("it has a folder"))?;
         Ok(Self(verbatim_keeper::Keeper::start(&config.program, &path)?))
     }
 

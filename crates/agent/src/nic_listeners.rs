@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use verbatim_device::control::{Reply, Request};
-use verbatim_seqpacket::{Error as SocketError, Listener, Socket};
+use verbatim_seqpacket::{Error as SocketError, Socket};
 
 use crate::beneath;
 use crate::standby;
@@ -165,11 +165,11 @@ impl State {
 
 /// Makes the socket of an instance and lets the RNIC have it.
 fn give(nic: &Socket, instance: &str, path: &Path) -> anyhow::Result<()> {
-    let listener = Listener::bind(path).context("cannot listen for the RNIC")?;
     // Programs in the container may be of any user; the folder is theirs alone, and they may run.
     let folder = path.parent().context("a socket without a folder")?;
     let name = path.file_name().and_then(|name| name.to_str());
-    beneath::open_socket_to_all(folder, name.context("a socket without a name")?)?;
+    let name = name.context("a socket without a name")?;
+    let listener = beneath::listen(folder, name).context("cannot listen for the RNIC")?;
     let instance = instance.to_owned();
     done(nic, &Request::AddListener { instance }, &[listener.as_fd()])
 }
@@ -266,6 +266,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
     use tokio::sync::mpsc;
+    use verbatim_seqpacket::Listener;
 
     const PATIENCE: Duration = Duration::from_secs(20);
 

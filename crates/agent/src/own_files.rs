@@ -27,6 +27,11 @@ pub fn usual(total: u64) -> u64 {
     (total / 2).max(LEAST)
 }
 
+/// Files of a tmpfs that each have at least this many bytes of it: empty ones take kernel memory, too.
+const BYTES_PER_FILE: u64 = 16 << 10;
+/// Files that even a small tmpfs may have.
+const LEAST_FILES: u64 = 16 << 10;
+
 /// Mounts a new one of that size at a folder, which exists. Returns `false` if the kernel does not allow the
 /// mount.
 pub fn mount(folder: &Path, bytes: u64, may_execute: bool) -> io::Result<bool> {
@@ -34,7 +39,9 @@ pub fn mount(folder: &Path, bytes: u64, may_execute: bool) -> io::Result<bool> {
     if !may_execute {
         flags |= MountFlags::NOEXEC;
     }
-    let options = CString::new(format!("mode=0755,size={bytes}")).expect("there is no zero in it");
+    let files = (bytes / BYTES_PER_FILE).max(LEAST_FILES);
+    let options = format!("mode=0755,size={bytes},nr_inodes={files}");
+    let options = CString::new(options).expect("there is no zero in it");
     match rustix::mount::mount("tmpfs", folder, "tmpfs", flags, options.as_c_str()) {
         Ok(()) => Ok(true),
         Err(Errno::PERM | Errno::ACCESS) => {
@@ -58,12 +65,9 @@ pub fn clear(folder: &Path, memory: &str, ram: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
+    // By the folder itself, and iteratively: the content is a program's.
     for entry in entries {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => std::fs::remove_dir_all(entry.path())?,
-            false => std::fs::remove_file(entry.path())?,
-        }
+        beneath::remove_all(folder, entry?.file_name())?;
     }
     unmount(folder)?;
     match std::fs::remove_dir_all(folder) {
@@ -155,6 +159,7 @@ mod tests {
             std::fs::create_dir(folder.join("mem")).unwrap();
             assert!(mount(&folder.join("mem"), 2 * MIB, false).unwrap());
         }
+        assert_eq!(rustix::fs::statvfs(&a).unwrap().f_files, LEAST_FILES);
         std::fs::create_dir(a.join("tmp")).unwrap();
         assert_eq!(fill(&a.join("tmp/x")), 4 * MIB);
         assert!(is_full(&a) && !is_full(&b) && !is_full(folders.0.path()));

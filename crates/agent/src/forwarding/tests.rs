@@ -29,6 +29,21 @@ fn published_numbers_are_new_and_not_those_of_the_rnic() {
 }
 
 #[test]
+fn the_file_is_nobody_elses_to_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("forwarding");
+    // An earlier release has left it.
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let forwarding = Forwarding::open(&path, SystemTime::now()).unwrap();
+    forwarding.insert([(1, forward(1))]);
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+}
+
+#[test]
 fn entries_outlive_the_agent_and_expire() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("forwarding");

@@ -27,7 +27,6 @@ use tokio::task::JoinHandle;
 use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
 use verbatim_container::{Bundle, BundleConfig, FolderMount, Link, Network, NetworkConfig};
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
-use verbatim_seqpacket::Listener;
 
 use super::filling;
 use super::machine;
@@ -326,11 +325,10 @@ impl Home {
 
     /// Makes this agent's socket in the runtime folder, and serves it.
     fn listen(&self, guests: &Guests, resolver: &Arc<impl Resolver>) -> anyhow::Result<()> {
-        let folder = &self.paths.folder;
-        let agent = Listener::bind(&folder.join(SOCKET_NAME)).context("cannot listen for guest libraries")?;
         // Programs in the container may be of any user; the folder is theirs alone. Where an earlier agent left it, they
         // are running.
-        beneath::open_socket_to_all(folder, SOCKET_NAME)?;
+        let agent =
+            beneath::listen(&self.paths.folder, SOCKET_NAME).context("cannot listen for guest libraries")?;
         self.parts().service =
             Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
         Ok(())

@@ -28,6 +28,7 @@ use super::writer::Writer;
 use crate::agent::{Changed, Shared};
 use crate::faults::Point;
 use crate::guests::unexpected;
+use crate::instances::recovery::make_private;
 use crate::proto::{
     PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, Standby,
 };
@@ -522,7 +523,8 @@ impl Partner {
             awaited: self.awaited.clone(),
         };
         let folder = path.parent().expect("it has a folder");
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        // Key tables are in it.
+        make_private(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         whole::write_json(&path, &kept)
     }
 

@@ -18,6 +18,7 @@ use verbatim_volume::control::{self, Order, Row};
 use super::PAUSE;
 use crate::agent::Shared;
 use crate::instances::record::Record;
+use crate::instances::recovery::make_private;
 use crate::instances::volumes::SOCKET_NAME;
 use crate::whole;
 
@@ -86,7 +87,7 @@ pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow
     }
     let folder = folder(agent);
     let write = || {
-        std::fs::create_dir_all(&folder)?;
+        make_private(&folder)?;
         for (is_swap, volume) in &all {
             let note = Note {
                 session,
