@@ -4,7 +4,7 @@
 use verbatim_mirror::decision::{Here, Keep, Overruled, Record, Role, Sidecar, serves_by_word};
 use verbatim_mirror::together;
 
-use super::{Folder, Rules, Step, World};
+use super::{Folder, Medium, Path, Rules, Step, World};
 
 /// More than any way out needs.
 const LONG: usize = 300;
@@ -24,7 +24,7 @@ impl World {
         if world
             .hosts
             .iter()
-            .all(|host| matches!(host.folder, Folder::Good | Folder::Full))
+            .all(|host| matches!(host.folder, Folder::Good | Folder::Full) && host.medium != Medium::ReadOnly)
         {
             let mut full = world.clone();
             full.repair(false);
@@ -76,10 +76,13 @@ impl World {
     fn repair(&mut self, has_room: bool) {
         for place in &mut self.hosts {
             if has_room {
-                place.folder = Folder::Good;
+                (place.folder, place.medium) = (Folder::Good, Medium::Good);
             }
             if let Some(away) = place.away.take() {
                 place.place = Some(away);
+            }
+            if place.path == Path::Elsewhere {
+                place.path = Path::There;
             }
         }
         (self.faults, self.moves, self.writes) = (0, 0, 0);
@@ -210,7 +213,11 @@ impl World {
                         _ => None,
                     });
                     // A host with the answer must have given it.
-                    if to.is_some_and(|to| !matches!(self.here(to), Here::Nothing | Here::Unknown)) {
+                    let knows = |to: usize| {
+                        let has_record = self.hosts[to].record.is_some() || !self.hosts[to].has_other;
+                        has_record && !matches!(self.here(to), Here::Nothing | Here::Unknown)
+                    };
+                    if to.is_some_and(knows) {
                         return Err(format!("{when}: {host} waits for a host that knows"));
                     }
                     self.keep(host, true, rules);
@@ -278,6 +285,7 @@ impl World {
 
     /// After a wrong decision of an operator, the copy of that decision hears of the error.
     fn is_told(&self, rules: &Rules) -> Result<(), String> {
+        self.commit_is_missed(rules)?;
         let mut world = self.clone();
         let is_two = world
             .overruled
@@ -324,6 +332,50 @@ impl World {
             true => Err("two copies serve, and nobody says so".into()),
             false => Ok(()),
         }
+    }
+
+    /// A commit whose copy was given up by a word is reported, and asked for until an operator ends that: the copy that has left serves
+    /// again, and the one that was given up is deleted.
+    fn commit_is_missed(&self, rules: &Rules) -> Result<(), String> {
+        let mut world = self.clone();
+        let misses = |world: &Self, which: usize| {
+            let agents = &world.agents[which];
+            let is_given_up = world
+                .copy(agents.to)
+                .is_some_and(|here| here.role == Role::Incomplete);
+            agents.decision == Some(true) && agents.notes[1] && is_given_up
+        };
+        if !self.agents.iter().any(|agents| agents.decision == Some(true) && agents.notes[1]) {
+            return Ok(());
+        }
+        world.repair(true);
+        world.settle(rules)?;
+        for which in 0..world.agents.len() {
+            if !misses(&world, which) {
+                continue;
+            }
+            let (from, to) = (world.agents[which].from, world.agents[which].to);
+            if !world.is_shouted {
+                return Err(format!(
+                    "the session of {to} was committed, its copy was given up, and nobody says so"
+                ));
+            }
+            let has_left = |here: &Sidecar| matches!(&here.role, Role::Moved { to: there } if *there == to.to_string());
+            if world.copy(from).is_some_and(has_left) {
+                world.revive(from, rules);
+                if !rules.disks && !world.serves(from) {
+                    return Err(format!("{from} has everything, and does not serve again"));
+                }
+            }
+            world.delete(to, rules);
+            world.settle(rules)?;
+            if world.agents[which].notes[1] {
+                return Err(format!(
+                    "{to} is told for ever that its session was committed"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Of a copy that waited, or had left, an operator has said that it serves, or does not: if two serve then, or none, it says so.
