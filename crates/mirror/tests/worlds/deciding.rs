@@ -1,8 +1,8 @@
 //! Decisions which copy serves: promises, questions and answers, and the agents' decisions.
 
 use verbatim_mirror::decision::{
-    Answer, Ask, Heard, Here, Offer, Record, Role, Verdict, all_overruled, answer, decided, deciding, has_left,
-    heard, prepare,
+    Answer, Ask, Heard, Here, Offer, Record, Role, Verdict, all_overruled, answer, decided, deciding,
+    has_left, heard, prepare,
 };
 use verbatim_mirror::together::{Settle, held, promised, settle};
 
@@ -305,9 +305,7 @@ impl World {
             }
         };
         if is_heard {
-            let is_given_up = self
-                .copy(host)
-                .is_some_and(|here| here.role == Role::Incomplete);
+            let is_given_up = self.copy(host).is_some_and(|here| here.role == Role::Incomplete);
             if side == 1 && is_committed && is_given_up && !self.committed.contains(&agents.by) {
                 self.is_wrong(format!(
                     "{host} has given its copy up, and takes the commit for delivered"

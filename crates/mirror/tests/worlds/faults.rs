@@ -89,7 +89,11 @@ impl World {
                     }
                     if rules.folders {
                         faults.push(Fault::Replace(host));
-                        if place.backup.is_some() && !place.is_old && !place.has_other && place.place.is_some() {
+                        if place.backup.is_some()
+                            && !place.is_old
+                            && !place.has_other
+                            && place.place.is_some()
+                        {
                             faults.push(Fault::Restore(host));
                         }
                     }

@@ -26,6 +26,7 @@ mod quirks;
 mod serving;
 mod state;
 mod steps;
+mod told;
 
 use std::sync::LazyLock;
 
