@@ -1,9 +1,9 @@
 //! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and
 //! many with more.
 //!
-//! `VERBATIM_VOLUME_FAULTS=3` explores all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END`
-//! walks further, and `VERBATIM_WALKED=walked.txt` leaves out seeds that were walked with these sources
-//! ([`verbatim_walks`]).
+//! `VERBATIM_VOLUME_FAULTS=3` explores all orders of three: some four minutes of one core, and more than eight for
+//! sessions alone. `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further, and `VERBATIM_WALKED=walked.txt` leaves out
+//! seeds that were walked with these sources ([`verbatim_walks`]).
 
 mod worlds;
 

@@ -7,7 +7,7 @@ use verbatim_mirror::decision::{
 use verbatim_mirror::together::{Settle, held, promised, settle};
 
 use super::steps::{name, session};
-use super::{CELLS, Disk, ID, Letter, Path, Poison, Question, Quirk, Row, Rules, World};
+use super::{Disk, ID, Letter, Path, Poison, Question, Quirk, Row, Rules, World, within};
 
 impl World {
     /// Holds the tenant, and writes that down.
@@ -245,9 +245,7 @@ impl World {
                     ));
                 }
             }
-            for cell in 0..CELLS {
-                self.flushed[cell] = if (cell as u64) < length { durable[cell] } else { 0 };
-            }
+            self.flushed = within(durable, length);
         }
         self.open(host, rules);
     }

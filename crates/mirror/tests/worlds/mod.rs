@@ -47,6 +47,11 @@ pub type Value = u8;
 /// Content behind the volume's end, which becomes the volume's own by a resize. Clients write later values.
 pub const REST: Value = 1;
 
+/// The content within a volume of this length.
+fn within(content: [Value; CELLS], length: u64) -> [Value; CELLS] {
+    std::array::from_fn(|cell| if (cell as u64) < length { content[cell] } else { 0 })
+}
+
 /// Another volume of the same name.
 static OTHER: LazyLock<Sidecar> = LazyLock::new(|| Sidecar::new(VolumeId(8), 1));
 

@@ -4,7 +4,7 @@ use verbatim_mirror::decision::{Record, Sidecar};
 use verbatim_mirror::opening::{self, Age, Found, Kind, Noted, Opening};
 use verbatim_mirror::trust::{self, First, Trust};
 
-use super::{CELLS, Disk, Folder, ID, Medium, Path, Poison, Process, Quirk, Row, Rules, World};
+use super::{Disk, Folder, ID, Medium, Path, Poison, Process, Quirk, Row, Rules, World, within};
 
 impl World {
     fn found(&self, host: usize) -> Found {
@@ -115,11 +115,7 @@ impl World {
             self.process_mut(host).row = Row::Known(Some(Record::Copy(sidecar.clone())));
         }
         // What a power failure has left is what there is.
-        let cache = self.disk(host).cache;
-        for cell in 0..CELLS {
-            let is_its = (cell as u64) < sidecar.length;
-            self.acknowledged[cell] = if is_its { cache[cell] } else { 0 };
-        }
+        self.acknowledged = within(self.disk(host).cache, sidecar.length);
         let process = self.process_mut(host);
         process.is_open = true;
         process.told = sidecar.length as u8;
