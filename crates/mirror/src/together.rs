@@ -75,7 +75,8 @@ pub enum Settle {
     Already,
     /// The copy does not wait for this session (any more), or there is no copy.
     NotMine,
-    /// The session was committed, but the copy was never filled completely: an error that has to be reported.
+    /// The session was committed, but the copy was never filled completely, or an operator has given up its promise: an error
+    /// that has to be reported. It ends when the copy is deleted, or filled again.
     NotFilled,
     /// This host does not know its copy's state: an error, and the decision is delivered again, since the
     /// copy may be waiting for it.
@@ -94,7 +95,7 @@ pub fn settle(here: Here<'_>, by: AgentSession, is_committed: bool) -> Settle {
         return Settle::Become(settled);
     }
     match (&here.role, is_committed) {
-        (Role::Incoming { .. }, true) => Settle::NotFilled,
+        (Role::Incoming { .. } | Role::Incomplete, true) => Settle::NotFilled,
         // The attempt was given up before the promise.
         (Role::Incoming { .. }, false) => Settle::Become(here.given_up()),
         (Role::Serving | Role::Moved { .. }, true) | (Role::Serving | Role::Incomplete, false) => {
@@ -236,6 +237,9 @@ mod tests {
         };
         assert_eq!((&given_up.role, given_up.floor), (&Role::Incomplete, 1));
         assert_eq!(settle(Here::Copy(&given_up), BY, false), Settle::Already);
+        // The promise was given up by an operator's word, and the session is committed all the same.
+        let given_up = forced(&ready(), Keep::Source).expect("it waits");
+        assert_eq!(settle(Here::Copy(&given_up), BY, true), Settle::NotFilled);
     }
 
     #[test]

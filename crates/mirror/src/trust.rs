@@ -48,11 +48,6 @@ pub fn may_compare(before: Here<'_>) -> bool {
     matches!(before, Here::Copy(here) if !here.suspect)
 }
 
-/// Whether writes that this process acknowledged before a connection was lost count on the next connection.
-pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
-    !here.suspect && !is_poisoned
-}
-
 /// The first action on data that a process opens, before anything is read or compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
@@ -208,7 +203,7 @@ mod tests {
         let suspect = failed(&Sidecar::new(VolumeId(7), 4096)).expect("it was not");
         let moved = suspect.with(Role::Moved { to: "b".into() });
         assert!(moved.suspect);
-        assert!(!may_compare(Here::Copy(&moved)) && !may_keep(&moved, false));
+        assert!(!may_compare(Here::Copy(&moved)));
         assert_eq!(may_move(&suspect, false), Err(NotMoved::Suspect));
         assert_eq!(may_move(&suspect, true), Ok(()));
     }

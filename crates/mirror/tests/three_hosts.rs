@@ -1,9 +1,9 @@
 //! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and
 //! many with more.
 //!
-//! `VERBATIM_VOLUME_FAULTS=3` explores all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END`
-//! walks further, and `VERBATIM_WALKED=walked.txt` leaves out seeds that were walked with these sources
-//! ([`verbatim_walks`]).
+//! `VERBATIM_VOLUME_FAULTS=3` explores all orders of three: some four minutes of one core, and more than eight for
+//! sessions alone. `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further, and `VERBATIM_WALKED=walked.txt` leaves out
+//! seeds that were walked with these sources ([`verbatim_walks`]).
 
 mod worlds;
 
@@ -25,6 +25,8 @@ const NONE: Rules = Rules {
     sessions: false,
     disks: false,
     folders: false,
+    media: false,
+    names: false,
     operators: false,
     quirk: None,
 };
@@ -67,11 +69,31 @@ const SIZES: Rules = Rules {
     ..NONE
 };
 
-const ALL: [(&str, Rules); 4] = [
+/// Data disks that are full, read-only or unreadable.
+const MEDIA: Rules = Rules {
+    moves: 2,
+    writes: 2,
+    media: true,
+    operators: true,
+    ..NONE
+};
+
+/// Other volumes of the same name.
+const NAMES: Rules = Rules {
+    hosts: 3,
+    moves: 2,
+    names: true,
+    operators: true,
+    ..NONE
+};
+
+const ALL: [(&str, Rules); 6] = [
     ("decisions", DECISIONS),
     ("disks", DISKS),
     ("sessions", SESSIONS),
     ("sizes", SIZES),
+    ("media", MEDIA),
+    ("names", NAMES),
 ];
 
 /// Everything at once, for walks.
@@ -84,6 +106,8 @@ const LIFE: Rules = Rules {
     sessions: false,
     disks: true,
     folders: true,
+    media: true,
+    names: true,
     operators: true,
     quirk: None,
 };
@@ -140,6 +164,16 @@ fn in_all_worlds_a_session_is_told_to_both_copies() {
 #[test]
 fn in_all_worlds_what_was_written_is_within_reach() {
     goes_through("sizes", SIZES);
+}
+
+#[test]
+fn in_all_worlds_a_disk_that_takes_or_gives_no_data_loses_none() {
+    goes_through("media", MEDIA);
+}
+
+#[test]
+fn in_all_worlds_another_volume_of_the_name_hides_nothing() {
+    goes_through("names", NAMES);
 }
 
 #[test]

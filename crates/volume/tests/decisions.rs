@@ -5,6 +5,7 @@ mod support;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -588,6 +589,77 @@ fn an_operator_who_keeps_a_destination_hears_that_its_session_was_rolled_back() 
         (trouble(&lab, 0, "db"), trouble(&lab, 1, "db")),
         (String::new(), String::new())
     );
+}
+
+#[test]
+fn a_commit_is_not_taken_for_delivered_by_a_copy_that_an_operator_has_given_up() {
+    let mut lab = Lab::new();
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    let by = 0xab;
+    hold(&lab, by);
+    lab.order(1, &["resolve", "db", "--keep", "source", "--force"]);
+    assert_eq!(lab.role(1, "db"), "incomplete");
+    // The source's agent is away: the source waits, and gives the destination no answer.
+    for _ in 0..2 {
+        let said = settle(&lab, 1, by, true).expect_err("it has nothing to serve");
+        for part in [
+            "00000000000000ab",
+            "no copy serves",
+            "at a has all",
+            "verbatim volume revive db --force",
+            "verbatim volume delete db",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        let shown = trouble(&lab, 1, "db");
+        assert!(
+            shown.contains("no copy serves") && said.contains(&shown),
+            "{shown}"
+        );
+        lab.kill(1);
+        lab.start(1, None);
+    }
+    // The way out, as it says.
+    settle(&lab, 0, by, true).expect("it waited");
+    lab.order(0, &["revive", "db", "--force"]);
+    settle(&lab, 1, by, true).expect_err("it has not come yet");
+    lab.order(1, &["delete", "db"]);
+    assert_eq!(settle(&lab, 1, by, true).as_deref(), Ok("none"));
+    lab.order(0, &["attach", "db"]);
+    assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+}
+
+#[test]
+fn a_copy_is_not_committed_in_a_file_that_was_deleted_while_it_came() {
+    let lab = Lab::new();
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &noise(2, 4 * MIB));
+    lab.order(1, &["place", "db", "--data", &text(&lab.path(1, "db.img"))]);
+    let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
+    let moving = lab
+        .command(0, &args)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    until("it comes", || lab.role(1, "db") == "incoming");
+    std::fs::remove_file(lab.path(1, "db.img")).expect("it is there");
+    let moved = moving.wait_with_output().expect("it ends");
+    assert!(!moved.status.success(), "{}", lab.logs());
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("serving".into(), "incomplete".into())
+    );
+    assert!(
+        lab.log(1).contains("was deleted while it was filled"),
+        "{}",
+        lab.log(1)
+    );
+    assert!(read(&lab, 0, "db", 0, 4 * MIB) == noise(2, 4 * MIB), "it differs");
+    // The way out, as it says.
+    lab.order(1, &["delete", "db"]);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert!(read(&lab, 1, "db", 0, 4 * MIB) == noise(2, 4 * MIB), "it differs");
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The way out of a world: everything is started and mounted again, and operators decide as the documentation
 //! tells them.
 
-use verbatim_mirror::decision::{Here, Keep, Overruled, Record, Role, Sidecar, serves_by_word};
+use verbatim_mirror::decision::{Here, Keep, Record, Role, Sidecar};
 use verbatim_mirror::together;
 
-use super::{Folder, Rules, Step, World};
+use super::{Folder, Medium, Path, Rules, Step, World};
 
 /// More than any way out needs.
 const LONG: usize = 300;
@@ -24,7 +24,7 @@ impl World {
         if world
             .hosts
             .iter()
-            .all(|host| matches!(host.folder, Folder::Good | Folder::Full))
+            .all(|host| matches!(host.folder, Folder::Good | Folder::Full) && host.medium != Medium::ReadOnly)
         {
             let mut full = world.clone();
             full.repair(false);
@@ -73,20 +73,23 @@ impl World {
         Ok(())
     }
 
-    fn repair(&mut self, has_room: bool) {
+    pub(super) fn repair(&mut self, has_room: bool) {
         for place in &mut self.hosts {
             if has_room {
-                place.folder = Folder::Good;
+                (place.folder, place.medium) = (Folder::Good, Medium::Good);
             }
             if let Some(away) = place.away.take() {
                 place.place = Some(away);
+            }
+            if place.path == Path::Elsewhere {
+                place.path = Path::There;
             }
         }
         (self.faults, self.moves, self.writes) = (0, 0, 0);
     }
 
     /// Carries out everything that goes on by itself, to its end.
-    fn settle(&mut self, rules: &Rules) -> Result<(), String> {
+    pub(super) fn settle(&mut self, rules: &Rules) -> Result<(), String> {
         let quiet = Rules {
             grows: false,
             ..*rules
@@ -210,7 +213,11 @@ impl World {
                         _ => None,
                     });
                     // A host with the answer must have given it.
-                    if to.is_some_and(|to| !matches!(self.here(to), Here::Nothing | Here::Unknown)) {
+                    let knows = |to: usize| {
+                        let has_record = self.hosts[to].record.is_some() || !self.hosts[to].has_other;
+                        has_record && !matches!(self.here(to), Here::Nothing | Here::Unknown)
+                    };
+                    if to.is_some_and(knows) {
                         return Err(format!("{when}: {host} waits for a host that knows"));
                     }
                     self.keep(host, true, rules);
@@ -274,116 +281,6 @@ impl World {
             "from {host} it does not move to {to}; {} steps",
             way.len()
         ))
-    }
-
-    /// After a wrong decision of an operator, the copy of that decision hears of the error.
-    fn is_told(&self, rules: &Rules) -> Result<(), String> {
-        let mut world = self.clone();
-        let is_two = world
-            .overruled
-            .iter()
-            .any(|session| world.committed.contains(session));
-        // A host that has forgotten the session, or does not know its copy, cannot tell.
-        let cannot = world.hosts.iter().any(|host| host.has_forgotten || host.is_old);
-        if world.is_shouted || cannot {
-            return Ok(());
-        }
-        if !is_two {
-            return world.is_said(rules);
-        }
-        for host in 0..world.hosts.len() {
-            let here = world.durable_copy(host);
-            let is_older = |here: &Sidecar| {
-                let mut kept = here.overruled.iter().filter(|it| !it.was_destination);
-                serves_by_word(here) && kept.any(|it| here.generation <= it.base + 1)
-            };
-            if here.is_some_and(is_older) {
-                return Err(format!(
-                    "the copy that was kept at {host} is no younger than the other"
-                ));
-            }
-        }
-        // A source that has got a later copy no longer knows.
-        let is_committed = |it: &Overruled| world.committed.contains(&(it.session.0 as u8));
-        let kept = (0..world.hosts.len()).any(|host| {
-            let here = world.durable_copy(host);
-            here.is_some_and(|here| here.may_serve() && here.overruled.iter().any(is_committed))
-        });
-        // After a session of the agents the copy need not have a note, and has to learn it.
-        let kept_together = world.agents.iter().any(|agents| {
-            let here = world.durable_copy(agents.from);
-            agents.kept.is_some()
-                && here.is_some_and(|here| here.may_serve() && Some(here.generation) == agents.kept)
-        });
-        let kept = kept || kept_together;
-        world.repair(true);
-        world.settle(rules)?;
-        let serves = |host: usize| world.serves(host);
-        let both = (0..world.hosts.len()).filter(|&host| serves(host)).count() > 1;
-        match both && !world.is_shouted && kept {
-            true => Err("two copies serve, and nobody says so".into()),
-            false => Ok(()),
-        }
-    }
-
-    /// Of a copy that waited, or had left, an operator has said that it serves, or does not: if two serve then, or none, it says so.
-    fn is_said(&mut self, rules: &Rules) -> Result<(), String> {
-        self.repair(true);
-        self.settle(rules)?;
-        let waits = |host: usize| {
-            let here = self.durable_copy(host);
-            here.is_some_and(|here| {
-                matches!(
-                    here.role,
-                    Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. }
-                )
-            })
-        };
-        // Somebody waits, which is seen; and that one gives no answer.
-        if self.is_shouted || (0..self.hosts.len()).any(waits) {
-            return Ok(());
-        }
-        let serving: Vec<_> = (0..self.hosts.len()).filter(|&host| self.serves(host)).collect();
-        for said in &self.said {
-            let Some(here) = self.durable_copy(said.host) else {
-                continue;
-            };
-            let agents = self.agents.iter().find(|agents| agents.by == said.session);
-            let is_destination = agents.is_some_and(|agents| agents.to == said.host);
-            let is_as_said = here.generation == said.generation && here.may_serve() == said.serves;
-            if !is_as_said {
-                continue;
-            }
-            if said.serves && serving.len() > 1 && serving.contains(&said.host) {
-                let other = match agents {
-                    // Only its source is asked.
-                    Some(agents) => serving.contains(&agents.from),
-                    None => true,
-                };
-                if other {
-                    return Err(format!(
-                        "{} serves by a word, and another one, too: nobody says so",
-                        said.host
-                    ));
-                }
-            }
-            let has_left = match is_destination {
-                // The source has left, and this one was not to stay.
-                true => agents.is_some_and(|agents| {
-                    let source = self.durable_copy(agents.from);
-                    let leaves = |source: &Sidecar| matches!(&source.role, Role::Moved { to } if *to == said.host.to_string());
-                    here.role == Role::Incomplete && source.is_some_and(leaves)
-                }),
-                false => matches!(here.role, Role::Moved { .. }) && !self.committed.contains(&said.session),
-            };
-            if !said.serves && serving.is_empty() && has_left {
-                return Err(format!(
-                    "no copy serves by a word about {}, and nobody says so",
-                    said.host
-                ));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -1,17 +1,17 @@
 //! Decisions which copy serves: promises, questions and answers, and the agents' decisions.
 
 use verbatim_mirror::decision::{
-    Answer, Ask, Heard, Offer, Record, Role, Verdict, all_overruled, answer, decided, deciding, has_left,
-    heard, prepare,
+    Answer, Ask, Heard, Here, Offer, Record, Role, Verdict, all_overruled, answer, decided, deciding,
+    has_left, heard, prepare,
 };
 use verbatim_mirror::together::{Settle, held, promised, settle};
 
 use super::steps::{name, session};
-use super::{Disk, ID, Letter, Poison, Question, Quirk, Rules, World};
+use super::{Disk, ID, Letter, Path, Poison, Question, Quirk, Row, Rules, World, within};
 
 impl World {
     /// Holds the tenant, and writes that down.
-    pub(super) fn hold(&mut self, host: usize) {
+    pub(super) fn hold(&mut self, host: usize, rules: &Rules) {
         let moving = self
             .process(host)
             .and_then(|process| process.moving.clone())
@@ -44,10 +44,11 @@ impl World {
             session: session(moving.session),
             base: sidecar.generation,
         };
-        let is_complete = self.is_complete(moving.to, moving.session);
+        let is_complete = self.is_complete(moving.to, moving.session, rules);
         if let Some(ready) = promised(self.here(moving.to), &ask, by.into(), is_complete)
             && self.put(moving.to, Some(Record::Copy(ready)), true)
         {
+            self.is_in_a_file(moving.to);
             self.process_mut(moving.to).filling = None;
             let agents = self
                 .agents
@@ -58,10 +59,19 @@ impl World {
         }
     }
 
-    pub(super) fn is_complete(&self, host: usize, session: u8) -> bool {
+    /// A copy that is about to be the only one is in a file that a later process finds.
+    fn is_in_a_file(&mut self, host: usize) {
+        if self.hosts[host].path == Path::Nowhere {
+            self.is_wrong(format!("{host} commits to a file that was deleted"));
+        }
+    }
+
+    pub(super) fn is_complete(&self, host: usize, session: u8, rules: &Rules) -> bool {
         let process = self.process(host).expect("it runs");
         let filling = process.filling.as_ref();
+        let is_deleted = self.hosts[host].path == Path::Nowhere;
         process.poison == Poison::None
+            && (!is_deleted || rules.quirk == Some(Quirk::CommitsDeletedFile))
             && filling.is_some_and(|filling| filling.session == session && filling.is_flushed)
     }
 
@@ -131,9 +141,9 @@ impl World {
             session: session(number),
             base,
         };
-        let is_complete = question == Question::Commits && self.is_complete(host, number);
+        let is_complete = question == Question::Commits && self.is_complete(host, number, rules);
         let mut verdict = match question {
-            Question::Commits | Question::Wish => answer(self.here(host), &ask, is_complete),
+            Question::Commits | Question::Wish => answer(self.here_before(host, rules), &ask, is_complete),
             Question::Leaves => has_left(self.here(host), &ask, &name(from)),
         };
         // As the rule was before.
@@ -160,6 +170,7 @@ impl World {
                 }
                 self.process_mut(host).filling = None;
                 if commits {
+                    self.is_in_a_file(host);
                     self.committed(host, number, rules);
                 }
                 answer
@@ -175,6 +186,18 @@ impl World {
             session: number,
             answer,
         });
+    }
+
+    /// The state of the copy for a question about this volume: another one of that name says nothing of it.
+    fn here_before(&self, host: usize, rules: &Rules) -> Here<'_> {
+        match &self.process(host).expect("it runs").row {
+            Row::Known(Some(record @ Record::Gone { .. }))
+                if rules.quirk != Some(Quirk::AnotherHidesTombstone) =>
+            {
+                Here::from(record)
+            }
+            _ => self.here(host),
+        }
     }
 
     /// Whether it would take an offer of the copy at `from` as that is now: that host asks for it when it hears that nothing is known there.
@@ -197,6 +220,10 @@ impl World {
         self.committed.push(session);
         self.has_lied |= self.overruled.contains(&session);
         let length = self.copy(host).map_or(0, |here| here.length);
+        if self.hosts[host].path == Path::Nowhere {
+            // It had promised before the file was deleted.
+            self.is_lost = true;
+        }
         // A copy that was cut, or is another one, is not opened.
         let is_whole = |disk: &&Disk| disk.is_it && u64::from(disk.length) >= length;
         if !self.has_lied
@@ -206,7 +233,7 @@ impl World {
             // A rescue takes the data as they were.
             let is_rescue =
                 (0..self.hosts.len()).any(|host| self.durable_copy(host).is_some_and(|here| here.suspect));
-            for (cell, &value) in durable.iter().enumerate() {
+            for (cell, &value) in durable.iter().enumerate().take(length as usize) {
                 if value < self.flushed[cell] {
                     self.is_wrong(format!(
                         "{host} was committed without what was flushed in cell {cell}"
@@ -218,7 +245,7 @@ impl World {
                     ));
                 }
             }
-            self.flushed = durable;
+            self.flushed = within(durable, length);
         }
         self.open(host, rules);
     }
@@ -255,7 +282,12 @@ impl World {
         let is_committed = agents.decision.expect("it is decided");
         let is_heard = match settle(self.here(host), agents.by.into(), is_committed) {
             Settle::Unknown => rules.quirk == Some(Quirk::SettlesUnknown),
-            Settle::NotFilled => false,
+            Settle::NotFilled if rules.quirk == Some(Quirk::GivenUpIsTold) => true,
+            Settle::NotFilled => {
+                // The daemon of the copy says that none serves.
+                self.is_shouted |= side == 1;
+                false
+            }
             Settle::Already | Settle::NotMine => true,
             Settle::Become(next) => {
                 let serves = next.may_serve();
@@ -271,6 +303,12 @@ impl World {
             }
         };
         if is_heard {
+            let is_given_up = self.copy(host).is_some_and(|here| here.role == Role::Incomplete);
+            if side == 1 && is_committed && is_given_up && !self.committed.contains(&agents.by) {
+                self.is_wrong(format!(
+                    "{host} has given its copy up, and takes the commit for delivered"
+                ));
+            }
             self.agents[which].notes[side] = false;
             let process = self.process_mut(host);
             if process

@@ -4,7 +4,7 @@ use verbatim_mirror::Op;
 use verbatim_mirror::decision::Role;
 use verbatim_mirror::trust::May;
 
-use super::{CELLS, Disk, Folder, Quirk, Rules, World};
+use super::{CELLS, Disk, Folder, Medium, Path, Process, Quirk, Rules, World};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -21,6 +21,20 @@ pub enum Fault {
     Swap(usize),
     /// The data are cut.
     Cut(usize),
+    /// The data are moved away while the daemon runs. Where it has them open, it goes on with them.
+    MoveAway(usize),
+    /// The data of a copy that has left, or is filled, are deleted while the daemon runs.
+    Remove(usize),
+    /// The disk of the data is full, or takes no writes.
+    DataFull(usize),
+    DataReadOnly(usize),
+    /// A chunk cannot be read at the source.
+    Unreadable {
+        host: usize,
+        cell: usize,
+    },
+    /// A resize gives up: the volume is never idle, and its clients are not told.
+    NeverIdle(usize),
     Full(usize),
     ReadOnly(usize),
     /// The folder can neither be read nor written.
@@ -36,9 +50,13 @@ impl World {
         let mut faults = Vec::with_capacity(32);
         for host in 0..self.hosts.len() {
             let place = &self.hosts[host];
+            if rules.media {
+                self.faults_of_media(host, &mut faults);
+            }
             match &place.process {
                 Some(process) => {
                     faults.push(Fault::Kill(host));
+                    self.faults_by_hand(host, process, rules, &mut faults);
                     if rules.disks {
                         faults.push(Fault::Power(host));
                     }
@@ -71,7 +89,11 @@ impl World {
                     }
                     if rules.folders {
                         faults.push(Fault::Replace(host));
-                        if place.backup.is_some() && !place.is_old && place.place.is_some() {
+                        if place.backup.is_some()
+                            && !place.is_old
+                            && !place.has_other
+                            && place.place.is_some()
+                        {
                             faults.push(Fault::Restore(host));
                         }
                     }
@@ -82,6 +104,54 @@ impl World {
             }
         }
         faults
+    }
+
+    fn faults_of_media(&self, host: usize, faults: &mut Vec<Fault>) {
+        let place = &self.hosts[host];
+        if place.medium == Medium::Good && place.place.is_some() {
+            faults.extend([Fault::DataFull(host), Fault::DataReadOnly(host)]);
+        }
+        let Some(process) = &place.process else {
+            return;
+        };
+        if let Some(moving) = process.moving.as_ref().filter(|moving| moving.is_linked) {
+            let left = (0..usize::from(process.told)).filter(|&cell| !moving.has[cell]);
+            faults.extend(left.map(|cell| Fault::Unreadable { host, cell }));
+        }
+    }
+
+    fn faults_by_hand(&self, host: usize, process: &Process, rules: &Rules, faults: &mut Vec<Fault>) {
+        let Some(here) = self.copy(host) else {
+            return;
+        };
+        if process.grows && process.told == 1 && here.length == 2 {
+            faults.push(Fault::NeverIdle(host));
+        }
+        let place = &self.hosts[host];
+        let is_there = place.path == Path::There && place.place.as_ref().is_some_and(|disk| disk.is_it);
+        if !rules.disks || !is_there {
+            return;
+        }
+        faults.push(Fault::MoveAway(host));
+        let is_other = matches!(
+            here.role,
+            Role::Moved { .. } | Role::Incoming { .. } | Role::Incomplete
+        );
+        if is_other {
+            faults.push(Fault::Remove(host));
+        }
+    }
+
+    /// Whether the process has the data of its copy open.
+    fn has_open(&self, host: usize) -> bool {
+        let is_decided_later = self.copy(host).is_some_and(|here| {
+            matches!(
+                here.role,
+                Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. }
+            )
+        });
+        let process = self.process(host).expect("it runs");
+        process.is_open || process.filling.is_some() || is_decided_later
     }
 
     pub fn fail(&mut self, fault: Fault, rules: &Rules) {
@@ -119,10 +189,23 @@ impl World {
             Fault::Cut(host) => {
                 let disk = self.hosts[host].place.as_mut().expect("it is there");
                 (disk.length, disk.has_rest) = (disk.length - 1, false);
-                let cell = usize::from(disk.length);
-                (disk.cache[cell], disk.durable[cell], disk.is_dirty[cell]) = (0, 0, false);
+                for cell in usize::from(disk.length)..CELLS {
+                    (disk.cache[cell], disk.durable[cell], disk.is_dirty[cell]) = (0, 0, false);
+                }
                 // The cut content is lost, and must not be served as if it were not.
             }
+            Fault::MoveAway(host) => match self.has_open(host) {
+                true => self.hosts[host].path = Path::Elsewhere,
+                false => self.hosts[host].away = self.hosts[host].place.take(),
+            },
+            Fault::Remove(host) => match self.has_open(host) {
+                true => self.hosts[host].path = Path::Nowhere,
+                false => self.hosts[host].place = None,
+            },
+            Fault::DataFull(host) => self.hosts[host].medium = Medium::Full,
+            Fault::DataReadOnly(host) => self.hosts[host].medium = Medium::ReadOnly,
+            Fault::Unreadable { host, cell } => self.cannot_read(host, cell, rules),
+            Fault::NeverIdle(host) => self.process_mut(host).grows = false,
             Fault::Full(host) => self.hosts[host].folder = Folder::Full,
             Fault::ReadOnly(host) => self.hosts[host].folder = Folder::ReadOnly,
             Fault::Broken(host) => self.hosts[host].folder = Folder::Broken,
@@ -146,6 +229,7 @@ impl World {
                 let place = &mut self.hosts[host];
                 (place.record, place.backup, place.place, place.away) = (None, None, None, None);
                 (place.is_old, place.is_flushing, place.has_forgotten) = (false, false, true);
+                (place.has_other, place.medium) = (false, Medium::Good);
             }
         }
     }
@@ -153,6 +237,7 @@ impl World {
     /// The process ends.
     fn end(&mut self, host: usize) {
         self.hosts[host].process = None;
+        self.hosts[host].close();
         for source in 0..self.hosts.len() {
             if let Some(process) = &mut self.hosts[source].process
                 && let Some(moving) = &mut process.moving

@@ -4,7 +4,7 @@ use verbatim_mirror::decision::{Here, Offer, Record, Role, Sidecar, all_overrule
 use verbatim_mirror::trust;
 
 use super::steps::{name, session};
-use super::{Agents, CELLS, Disk, Filling, ID, Moving, Poison, Quirk, Rules, World};
+use super::{Agents, CELLS, Disk, Filling, ID, Medium, Moving, Poison, Quirk, Rules, Value, World};
 
 impl World {
     pub(super) fn migrate(&mut self, host: usize, to: usize, is_rescue: bool, rules: &Rules) {
@@ -21,6 +21,10 @@ impl World {
             && rules.quirk != Some(Quirk::KeepsWithoutAsking)
         {
             return;
+        }
+        // Clients that have not been told of a resize are told now.
+        if rules.quirk != Some(Quirk::MovesWithToldLength) {
+            self.process_mut(host).told = sidecar.length as u8;
         }
         self.sessions += 1;
         let session = self.sessions;
@@ -91,11 +95,9 @@ impl World {
                 return None;
             }
             let here = self.copy(to).expect("it is there").clone();
-            let keeps = moving.keeps && trust::may_keep(&here, poison != Poison::None);
-            let keeps = keeps || retries && moving.keeps;
             let compares = trust::may_compare(Here::Copy(&here));
             self.fill(to, moving.session, compares);
-            return Some(keeps);
+            return Some(moving.keeps);
         }
         if poison == Poison::Unnoted {
             return None;
@@ -116,7 +118,8 @@ impl World {
         }
         if is_new {
             // The file is made; a file of another owner is refused.
-            if self.hosts[to].place.is_some() || self.hosts[to].away.is_some() {
+            let place = &self.hosts[to];
+            if place.place.is_some() || place.away.is_some() || place.medium == Medium::ReadOnly {
                 return None;
             }
         } else if !self.opens(to, length_before, rules) {
@@ -167,7 +170,7 @@ impl World {
         }
     }
 
-    pub(super) fn copy_cell(&mut self, host: usize, cell: usize) {
+    pub(super) fn copy_cell(&mut self, host: usize, cell: usize, rules: &Rules) {
         let value = self.disk(host).cache[cell];
         let moving = self.process_mut(host).moving.as_mut().expect("it moves");
         let (to, session) = (moving.to, moving.session);
@@ -175,19 +178,59 @@ impl World {
             self.unlink(host);
             return;
         }
-        let moving = self.process_mut(host).moving.as_mut().expect("it moves");
-        moving.has[cell] = true;
         let filling = self.process_mut(to).filling.as_mut().expect("it fills");
-        let compares = filling.compares;
-        if compares && self.disk(to).cache[cell] == value {
-            return;
+        let is_same = filling.compares && self.disk(to).cache[cell] == value;
+        if is_same || self.arrives((host, to), cell, value, rules) {
+            let moving = self.process_mut(host).moving.as_mut().expect("it moves");
+            moving.has[cell] = true;
         }
-        self.disk(to).write(cell, value);
-        self.process_mut(to)
-            .filling
-            .as_mut()
-            .expect("it fills")
-            .is_flushed = false;
+    }
+
+    /// A chunk cannot be read: that ends the attempt.
+    pub(super) fn cannot_read(&mut self, host: usize, cell: usize, rules: &Rules) {
+        let moving = self.process_mut(host).moving.as_mut().expect("it moves");
+        let (to, session) = (moving.to, moving.session);
+        if rules.quirk != Some(Quirk::UnreadableIsZeros) {
+            self.process_mut(host).moving = None;
+        } else if self.fills(to, session) && self.arrives((host, to), cell, 0, rules) {
+            let moving = self.process_mut(host).moving.as_mut().expect("it moves");
+            moving.has[cell] = true;
+        }
+    }
+
+    /// Data arrive at the destination. False if they cannot be written: that ends the attempt, and poisons this process.
+    pub(super) fn arrives(
+        &mut self,
+        (host, to): (usize, usize),
+        cell: usize,
+        value: Value,
+        rules: &Rules,
+    ) -> bool {
+        let takes = self.hosts[to].takes(cell, value);
+        if takes {
+            self.disk(to).write(cell, value);
+        }
+        let process = self.process_mut(to);
+        process.filling.as_mut().expect("it fills").is_flushed = false;
+        if takes || rules.quirk == Some(Quirk::FailedWriteCounts) {
+            return true;
+        }
+        process.poison = Poison::Noted;
+        self.process_mut(host).moving = None;
+        if self.hosts[to].medium == Medium::Full {
+            self.give_back(to);
+        }
+        false
+    }
+
+    /// There was no room: the copy is given up, and its room goes back.
+    fn give_back(&mut self, host: usize) {
+        let given_up = self.copy(host).expect("it is filled").given_up();
+        if self.put(host, Some(Record::Copy(given_up)), true) {
+            self.process_mut(host).filling = None;
+            let disk = self.disk(host);
+            (disk.durable, disk.cache, disk.is_dirty) = ([0; CELLS], [0; CELLS], [false; CELLS]);
+        }
     }
 
     pub fn unlink(&mut self, host: usize) {

@@ -4,7 +4,7 @@ use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced, revived};
 use verbatim_mirror::{together, trust};
 
 use super::steps::session;
-use super::{Quirk, Row, Rules, Said, World};
+use super::{Folder, Medium, Path, Quirk, Row, Rules, Said, World};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
@@ -15,10 +15,12 @@ pub enum Word {
     /// That all copies are lost that served after this one.
     Revive(usize),
     Cancel(usize),
+    /// Another volume gets the name.
+    Create(usize),
 }
 
 impl World {
-    pub fn words(&self) -> Vec<Word> {
+    pub fn words(&self, rules: &Rules) -> Vec<Word> {
         let mut words = Vec::new();
         for host in 0..self.hosts.len() {
             let Some(process) = self.process(host) else {
@@ -30,6 +32,11 @@ impl World {
             }
             if self.may_delete(host) {
                 words.push(Word::Delete(host));
+            }
+            let place = &self.hosts[host];
+            let is_free = self.copy(host).is_none() && place.place.is_none() && place.away.is_none();
+            if rules.names && is_free && !place.has_other {
+                words.push(Word::Create(host));
             }
             if let Some(here) = self.copy(host) {
                 if matches!(
@@ -56,6 +63,7 @@ impl World {
         let process = self.process(host).expect("it runs");
         match &process.row {
             Row::Unknown => true,
+            Row::Known(_) if self.hosts[host].has_other => true,
             Row::Known(None) => false,
             Row::Known(Some(Record::Gone { .. })) => true,
             Row::Known(Some(Record::Copy(here))) => match here.role {
@@ -83,11 +91,20 @@ impl World {
             Word::Keep(host, is_source) => self.keep(host, is_source, rules),
             Word::Accept(host) => self.accept(host, rules),
             Word::Revive(host) => self.revive(host, rules),
+            Word::Create(host) => {
+                let place = &mut self.hosts[host];
+                place.has_other = place.folder == Folder::Good && place.medium == Medium::Good;
+            }
             Word::Cancel(host) => self.process_mut(host).moving = None,
         }
     }
 
     pub fn delete(&mut self, host: usize, rules: &Rules) -> bool {
+        if self.hosts[host].has_other {
+            let place = &mut self.hosts[host];
+            place.has_other = !matches!(place.folder, Folder::Good | Folder::Full);
+            return !place.has_other;
+        }
         let here = self.copy(host).cloned();
         let durable = self.durable_copy(host).cloned();
         let next = match &here {
@@ -110,7 +127,7 @@ impl World {
         // A restored sidecar does not name lost data.
         self.is_lost |= knows_nothing && self.hosts[host].is_old;
         let place = &mut self.hosts[host];
-        (place.place, place.away, place.is_old) = (None, None, false);
+        (place.place, place.away, place.path, place.is_old) = (None, None, Path::There, false);
         place.backup = None;
         let process = self.process_mut(host);
         (process.is_open, process.filling) = (false, None);
@@ -161,7 +178,7 @@ impl World {
     }
 
     /// In the worlds here there is always a younger copy, or its disks are gone and nothing is promised: so it is never true.
-    fn revive(&mut self, host: usize, rules: &Rules) {
+    pub fn revive(&mut self, host: usize, rules: &Rules) {
         let here = self.copy(host).expect("it has left").clone();
         self.sessions += 1;
         let number = self.sessions;

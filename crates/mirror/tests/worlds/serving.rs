@@ -4,30 +4,30 @@ use verbatim_mirror::decision::{Record, Sidecar};
 use verbatim_mirror::resize::{self, Lengths};
 use verbatim_mirror::trust::{self, May};
 
-use super::{Poison, Quirk, Rules, World};
+use super::{CELLS, Medium, Poison, Quirk, Rules, World};
 
 impl World {
-    pub(super) fn write(&mut self, host: usize) {
+    /// A client writes. A write that fails is not acknowledged.
+    pub(super) fn write(&mut self, host: usize, rules: &Rules) {
         self.writes -= 1;
         self.values += 1;
         let value = self.values;
         let process = self.process_mut(host);
         let cell = usize::from(process.told) - 1;
         let moving = process.moving.clone();
-        self.disk(host).write(cell, value);
-        self.acknowledged[cell] = value;
+        let is_good = self.hosts[host].takes(cell, value);
+        if is_good {
+            self.disk(host).write(cell, value);
+            self.acknowledged[cell] = value;
+        }
         if let Some(moving) = moving {
             let has = moving.is_linked && moving.has[cell] && self.fills(moving.to, moving.session);
-            if has {
-                self.disk(moving.to).write(cell, value);
-                self.process_mut(moving.to)
-                    .filling
-                    .as_mut()
-                    .expect("it fills")
-                    .is_flushed = false;
+            if has && !self.arrives((host, moving.to), cell, value, rules) {
+                return;
             }
             let moving = self.process_mut(host).moving.as_mut().expect("it moves");
-            (moving.has[cell], moving.is_flushed) = (has, false);
+            // A change that has failed here is copied again.
+            (moving.has[cell], moving.is_flushed) = (has && is_good, false);
         }
     }
 
@@ -83,10 +83,14 @@ impl World {
             step => step,
         };
         match step {
+            resize::Step::GrowData if self.hosts[host].medium == Medium::ReadOnly => {}
             resize::Step::GrowData => (self.disk(host).length, self.disk(host).has_rest) = (2, false),
             resize::Step::WriteSidecar => {
                 let next = Sidecar { length: 2, ..sidecar };
-                self.put(host, Some(Record::Copy(next)), false);
+                if self.put(host, Some(Record::Copy(next)), false) {
+                    let rest = self.disk(host).cache[CELLS - 1];
+                    self.acknowledged[CELLS - 1] = self.acknowledged[CELLS - 1].max(rest);
+                }
             }
             resize::Step::Announce => self.process_mut(host).told = 2,
             resize::Step::Done => {}

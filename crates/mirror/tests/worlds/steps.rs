@@ -88,7 +88,7 @@ impl World {
         if self.faults > 0 {
             steps.extend(self.faults(rules).into_iter().map(Step::Fault));
             if rules.operators {
-                steps.extend(self.words().into_iter().map(Step::Word));
+                steps.extend(self.words(rules).into_iter().map(Step::Word));
             }
         }
         steps
@@ -124,7 +124,6 @@ impl World {
         if self.writes > 0 && process.trust.may(CHANGE) == May::Go {
             steps.push(Step::Write(host));
         }
-        let disk = self.hosts[host].place.as_ref().expect("it is open");
         if process.trust.may(Op::Flush) == May::Go && self.flushed != self.acknowledged {
             steps.push(Step::Flush(host));
         }
@@ -149,7 +148,7 @@ impl World {
             }
             return;
         }
-        let left = (0..CELLS).filter(|&cell| cell < usize::from(disk.length) && !moving.has[cell]);
+        let left = (0..CELLS).filter(|&cell| cell < usize::from(process.told) && !moving.has[cell]);
         steps.extend(left.map(|cell| Step::Copy { host, cell }));
         let is_there = (0..usize::from(process.told)).all(|cell| moving.has[cell]);
         if is_there && !moving.is_flushed {
@@ -165,7 +164,7 @@ impl World {
         match step {
             Step::Start(host) => self.start(host, rules),
             Step::Look(host) => self.look(host, rules),
-            Step::Write(host) => self.write(host),
+            Step::Write(host) => self.write(host, rules),
             Step::Flush(host) => {
                 self.disk(host).flush(true);
                 self.flushed = self.acknowledged;
@@ -173,9 +172,9 @@ impl World {
             Step::Note(host) => self.note(host, rules),
             Step::Migrate { host, to, is_rescue } => self.migrate(host, to, is_rescue, rules),
             Step::Connect(host) => self.connect(host, rules),
-            Step::Copy { host, cell } => self.copy_cell(host, cell),
+            Step::Copy { host, cell } => self.copy_cell(host, cell, rules),
             Step::FlushMirror(host) => self.flush_mirror(host, true, rules),
-            Step::Hold(host) => self.hold(host),
+            Step::Hold(host) => self.hold(host, rules),
             Step::Ask(host) => self.ask(host),
             Step::Deliver(which) => self.deliver(which, rules),
             Step::Grow(host) => self.grow(host, rules),
@@ -188,8 +187,22 @@ impl World {
             Step::Fault(fault) => self.fail(fault, rules),
             Step::Word(word) => self.say(word, rules),
         }
+        self.let_go();
         self.letters.sort();
         self.letters.dedup();
         self.check();
+    }
+
+    /// Data that a role no longer needs are closed.
+    fn let_go(&mut self) {
+        for host in 0..self.hosts.len() {
+            let is_kept = match self.copy(host).map(|here| &here.role) {
+                Some(Role::Moved { .. } | Role::Incomplete) | None => false,
+                Some(_) => true,
+            };
+            if !is_kept {
+                self.hosts[host].close();
+            }
+        }
     }
 }

@@ -35,6 +35,19 @@ impl State {
         is_noted || self.store.as_ref().is_some_and(|store| store.is_suspect())
     }
 
+    /// Whether a later process finds the data that were filled. A commit of a file that was deleted meanwhile would be lost with this one.
+    pub(super) fn has_file(&self, entry: &Entry) -> bool {
+        let is_there = self.store.as_ref().is_none_or(|store| store.has_name());
+        if !is_there {
+            tracing::error!(
+                "volume {}: {} was deleted while it was filled: it is not committed here, and stays where it is. `verbatim volume delete {0}`, and it can come again",
+                entry.name,
+                entry.folder.data(&self.settings).display()
+            );
+        }
+        is_there
+    }
+
     /// Closes data that the copy's role no longer needs.
     pub(super) fn let_go(&mut self) {
         let is_kept = self

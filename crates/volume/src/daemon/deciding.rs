@@ -584,7 +584,7 @@ impl Daemon {
             || incoming
                 .as_ref()
                 .is_some_and(|incoming| incoming.is_complete(ask.session));
-        let is_complete = !gives_up && has_all;
+        let is_complete = !gives_up && has_all && state.has_file(&entry);
         // Another volume of that name says nothing of the one that was here before.
         let here = gone.as_ref().map_or_else(|| state.here(None), Here::Gone);
         match answer(here, ask, is_complete) {

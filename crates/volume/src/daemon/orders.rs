@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use tokio::sync::oneshot;
 use verbatim_mirror::decision::{Role, Sidecar, Tombstone, VolumeId};
+use verbatim_mirror::resize::{self, Lengths};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
 
 use super::data::undo;
@@ -432,20 +433,34 @@ impl Daemon {
         if volume.in_flight() > 0 || volume.migration().is_some() {
             bail!("{name} is in use or being moved; try again when it is idle");
         }
-        // In this order clients never learn a size that a crash takes back.
         let store = state.store.clone().context("it is not open")?;
-        tokio::task::block_in_place(|| store.reach(length)).context("the data cannot grow")?;
-        self.write(entry, state, Sidecar { length, ..sidecar })?;
-        (self.config.hook)(Point::Grown);
-        let end = Instant::now() + RESIZE;
-        while !volume.resize(length) {
-            if Instant::now() > end {
-                bail!(
-                    "{name} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it \
-                     again when it is, or detach and attach it"
-                );
+        let mut now = Lengths {
+            // The data may be longer; they are never shorter.
+            data: sidecar.length,
+            sidecar: sidecar.length,
+            told: volume.length(),
+        };
+        loop {
+            match resize::next(now, length) {
+                resize::Step::GrowData => {
+                    tokio::task::block_in_place(|| store.reach(length)).context("the data cannot grow")?;
+                    now.data = length;
+                }
+                resize::Step::WriteSidecar => {
+                    let grown = Sidecar {
+                        length,
+                        ..sidecar.clone()
+                    };
+                    self.write(entry, state, grown)?;
+                    now.sidecar = length;
+                    (self.config.hook)(Point::Grown);
+                }
+                resize::Step::Announce => {
+                    self.announce(entry, &volume, length).await?;
+                    now.told = length;
+                }
+                resize::Step::Done => break,
             }
-            tokio::time::sleep(IDLE).await;
         }
         volume.has_grown();
         match &state.device {
@@ -457,6 +472,21 @@ impl Daemon {
             }),
             None => Ok(()),
         }
+    }
+
+    /// The engine gets the length, when no request is in flight.
+    async fn announce(&self, entry: &Entry, volume: &Volume, length: u64) -> anyhow::Result<()> {
+        let end = Instant::now() + RESIZE;
+        while !volume.resize(length) {
+            ensure!(
+                Instant::now() <= end,
+                "{} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it \
+                 again when it is, or detach and attach it",
+                entry.name
+            );
+            tokio::time::sleep(IDLE).await;
+        }
+        Ok(())
     }
 
     /// Ends the connections of clients. The volume is not served afterwards.

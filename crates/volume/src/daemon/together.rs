@@ -270,7 +270,7 @@ impl Daemon {
         let has_all = incoming
             .as_ref()
             .is_some_and(|incoming| incoming.is_complete(ask.session));
-        let is_complete = has_all || state.whole == Some(ask.session);
+        let is_complete = (has_all || state.whole == Some(ask.session)) && state.has_file(&entry);
         let next = promised(state.here(None), ask, by, is_complete);
         let next = next.with_context(|| format!("the copy of {name} here is not whole"))?;
         // The copy receives nothing more. If this cannot be written, the source asks again.
@@ -354,10 +354,13 @@ impl Daemon {
         };
         match settle(state.here(None), by, is_committed) {
             Settle::Unknown => bail!("it is not known what the copy of {} here is", entry.name),
-            Settle::NotFilled => bail!(
-                "{} was not filled to the end, and its session was committed",
-                entry.name
-            ),
+            Settle::NotFilled => {
+                let (why, serves_none) = not_filled(&entry.name, &sidecar, by);
+                if serves_none {
+                    state.alarm = Some(why.clone());
+                }
+                bail!(why)
+            }
             Settle::Become(next) if matches!(sidecar.role, Role::Held { .. } | Role::Ready { .. }) => {
                 return self.become_settled(entry, state, by, next).await;
             }
@@ -424,6 +427,42 @@ impl Daemon {
         self.settle_lent(entry, state, by, !was_held && may_serve)?;
         self.serve_or_try_again(entry, state);
         Ok(())
+    }
+}
+
+/// The report of a commit that the copy cannot follow, and whether it is known that no copy serves.
+fn not_filled(name: &str, here: &Sidecar, by: AgentSession) -> (String, bool) {
+    let question = here.overruled.iter().find(|it| it.was_destination);
+    let way_out = |from: &str| {
+        format!(
+            "The one at {from} has all that was acknowledged until then: `verbatim volume revive {name} --force` there serves it again. `verbatim volume delete {name}` \
+             here ends this report, and so does a move to here"
+        )
+    };
+    match (&here.role, question) {
+        (Role::Incoming { from, .. }, _) => (
+            format!(
+                "the session {by:016x} of the agents was committed, and {name} is only being filled here, from {from}: what the session was about is over \
+                 when it has come, or when `verbatim volume delete {name}` has ended that here"
+            ),
+            false,
+        ),
+        (_, Some(question)) => (
+            format!(
+                "the session {by:016x} of the agents, in which {name} came here from {from}, was committed, and an operator has said that it was not: no copy serves. {}",
+                way_out(&question.to),
+                from = question.to,
+            ),
+            true,
+        ),
+        (_, None) => (
+            format!(
+                "the session {by:016x} of the agents was committed, and {name} was not filled to the end here: unless it is served at another host (`verbatim volume list` \
+                 there), no copy serves. {}",
+                way_out("its source"),
+            ),
+            false,
+        ),
     }
 }
 

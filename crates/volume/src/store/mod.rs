@@ -105,6 +105,11 @@ impl Store {
         self.trust.belief() == Belief::Suspect
     }
 
+    /// Whether a later process finds the data: the file has not been deleted since it was opened. Not all network file systems tell.
+    pub fn has_name(&self) -> bool {
+        self.is_device || self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+    }
+
     /// Its size now.
     pub fn size(&self) -> io::Result<u64> {
         match self.is_device {
