@@ -166,7 +166,7 @@ async fn settle_volume(agent: &Shared, note: &Note, order: &Order) -> anyhow::Re
         }
     );
     is_settled(row, note, is_committed)
-        .with_context(|| format!("{} is the note of it", folder(agent).join(note.name()).display()))
+        .with_context(|| format!("the note {} stays", folder(agent).join(note.name()).display()))
 }
 
 /// An error unless the copy no longer waits for the session.
