@@ -80,7 +80,7 @@ fn orders_that_wait_for_one_disk_leave_places_for_orders_about_other_volumes() {
         stream.set_nonblocking(true).expect("a socket");
         let mut line = String::new();
         let read = BufReader::new(stream).read_line(&mut line);
-        read.is_ok() && line.contains("are waiting already")
+        read.is_ok() && line.contains("failed")
     };
     let mut waiting = given;
     let mut number = 0;
