@@ -178,7 +178,8 @@ impl Places {
     }
 }
 
-/// Places for orders. The first one about a volume takes no place from the others: volumes whose disks hang, with all the orders that wait for them, keep
+/// Places for orders. The first one about a volume takes no place from the others: volumes whose disks hang, with all the orders that wait for
+/// them, keep
 /// nobody from orders about other volumes.
 #[derive(Debug)]
 pub struct Orders {

@@ -1,4 +1,5 @@
-//! Devices that have neither a WWN nor a serial number, nor another name: they are known by a block behind the volume, or taken only by an operator's word.
+//! Devices that have neither a WWN nor a serial number, nor another name: they are known by a block behind the volume, or taken only by an
+//! operator's word.
 
 mod support;
 

@@ -61,7 +61,8 @@ impl State {
         }
     }
 
-    /// Looks whether nothing was ever written to it, as far as is known. Called where it is lent: a look at the disk may hang, and the list of volumes
+    /// Looks whether nothing was ever written to it, as far as is known. Called where it is lent: a look at the disk may hang, and the list of
+    /// volumes
     /// must not.
     pub(super) fn look_whether_fresh(&mut self) {
         let is_used = self.noted.as_ref().is_some_and(|noted| noted.used);

@@ -203,7 +203,8 @@ impl Daemon {
         })
     }
 
-    /// Says to the destination that the attempt is over, so that it need not keep what has come. One that does not hear it gives that up later by itself.
+    /// Says to the destination that the attempt is over, so that it need not keep what has come. One that does not hear it gives that up later
+    /// by itself.
     fn say_that_it_ended(self: &Arc<Self>, entry: &Arc<Entry>, session: SessionId, to: String) {
         let (daemon, entry) = (self.clone(), entry.clone());
         tokio::spawn(async move {

@@ -203,7 +203,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Two copies served, and the other one is gone by an operator's word. That host goes on to say what it has committed, so it is not asked any more.
+    /// Two copies served, and the other one is gone by an operator's word. That host goes on to say what it has committed, so it is not asked
+    /// any more.
     fn end_alarm(
         self: &Arc<Self>,
         entry: &Arc<Entry>,

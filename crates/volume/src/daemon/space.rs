@@ -89,7 +89,8 @@ impl Daemon {
         state.filling = Some((session, had, reserve.map(Arc::new)));
     }
 
-    /// Gives up the rest of an attempt, and gives back its room, unless it is of use to the next attempt: what an older copy had before is compared. A
+    /// Gives up the rest of an attempt, and gives back its room, unless it is of use to the next attempt: what an older copy had before is
+    /// compared. A
     /// mixture of both can never serve. `session`: only the rest of this attempt.
     pub(super) async fn give_back(
         self: &Arc<Self>,

@@ -30,8 +30,8 @@ pub use age::at as seen_at;
 use direct::Direct;
 use identity::Identity;
 pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
-use signature::Signature;
 pub use signature::Room;
+use signature::Signature;
 use trust::{Belief, Marker, Trust};
 
 /// Zeros that are written if the file system cannot make them.
