@@ -22,9 +22,20 @@ pub const CLIENTS: usize = 128;
 /// The most connections of another host.
 pub const PEERS: usize = 256;
 
-/// The most orders that are carried out at a time, and of those about one volume.
-pub const ORDERS: usize = 256;
+/// The most callers that have not said yet which order they have.
+pub const UNREAD: usize = 256;
+
+/// The most orders about one volume that are carried out at a time.
 pub const ORDERS_OF_ONE: usize = 32;
+
+/// The most orders about volumes about which others are carried out already, all together.
+const FURTHER: usize = 256;
+
+/// The most volumes about which an order is carried out.
+const FIRST: usize = 512;
+
+/// The most orders about no volume, or all.
+const GENERAL: usize = 64;
 
 /// The most callers that have not proved themselves, and of those from one address.
 const UNPROVEN: usize = 128;
@@ -140,6 +151,11 @@ impl Places {
         })
     }
 
+    /// Whether no place is taken.
+    pub fn is_empty(&self) -> bool {
+        self.taken.load(Ordering::Relaxed) == 0
+    }
+
     /// Takes a place, if one is left. `what` is the name of the kind for the log.
     pub fn take(self: &Arc<Self>, what: impl FnOnce() -> String) -> Option<Place> {
         let one_more = |taken: usize| (taken < self.most).then_some(taken + 1);
@@ -160,6 +176,51 @@ impl Places {
             }
         }
     }
+}
+
+/// Places for orders. The first one about a volume takes no place from the others: volumes whose disks hang, with all the orders that wait for
+/// them, keep
+/// nobody from orders about other volumes.
+#[derive(Debug)]
+pub struct Orders {
+    first: Arc<Places>,
+    further: Arc<Places>,
+    general: Arc<Places>,
+}
+
+impl Default for Orders {
+    fn default() -> Self {
+        let [first, further, general] = [FIRST, FURTHER, GENERAL].map(Places::new);
+        Self {
+            first,
+            further,
+            general,
+        }
+    }
+}
+
+impl Orders {
+    /// Places for an order about the volume with these places, or about none.
+    pub fn take(&self, volume: Option<(&str, &Arc<Places>)>) -> anyhow::Result<Vec<Place>> {
+        let Some((name, of)) = volume else {
+            let place = self.general.take(|| "orders".to_owned());
+            return Ok(vec![place.ok_or_else(|| too_many(GENERAL, "orders"))?]);
+        };
+        let is_first = of.is_empty();
+        let about = format!("orders about {name}");
+        let turn = of.take(|| about.clone());
+        let turn = turn.ok_or_else(|| too_many(ORDERS_OF_ONE, &about))?;
+        let (all, most) = match is_first {
+            true => (&self.first, FIRST),
+            false => (&self.further, FURTHER),
+        };
+        let place = all.take(|| "orders".to_owned());
+        Ok(vec![turn, place.ok_or_else(|| too_many(most, "orders"))?])
+    }
+}
+
+fn too_many(most: usize, what: &str) -> anyhow::Error {
+    anyhow::anyhow!("{most} {what} are waiting already: does a disk hang?")
 }
 
 /// Descriptors of this process for connections.
@@ -331,6 +392,36 @@ mod tests {
         assert!(held[0].is_some() && held[1].is_some() && held[2].is_none());
         drop(held);
         assert!(places.take(String::new).is_some());
+    }
+
+    #[test]
+    fn volumes_that_are_stuck_leave_places_for_orders_about_others() {
+        let orders = Orders::default();
+        let stuck: Vec<_> = (0..40).map(|_| Places::new(ORDERS_OF_ONE)).collect();
+        let mut held = Vec::new();
+        let mut refused = 0;
+        for volume in &stuck {
+            for _ in 0..=ORDERS_OF_ONE {
+                match orders.take(Some(("stuck", volume))) {
+                    Ok(place) => held.push(place),
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        assert_eq!(
+            (held.len(), refused),
+            (FURTHER + 40, 40 * (ORDERS_OF_ONE + 1) - FURTHER - 40)
+        );
+        let other = Places::new(ORDERS_OF_ONE);
+        let one = orders.take(Some(("other", &other))).expect("it is not stuck");
+        orders.take(None).expect("about all");
+        drop((one, held));
+        assert!(stuck.iter().all(|volume| volume.is_empty()) && other.is_empty());
+        let all: Vec<_> = (0..GENERAL)
+            .map(|_| orders.take(None).expect("a place"))
+            .collect();
+        orders.take(None).expect_err("there are too many");
+        drop(all);
     }
 
     #[tokio::test]

@@ -23,6 +23,10 @@ const LOOK: Duration = Duration::from_secs(5);
 /// How often a command that waits for the end of the daemon looks.
 const MOMENT: Duration = Duration::from_millis(10);
 
+/// Default time for which the rest of a copy keeps its room: a day. A hundred years are as good as for ever.
+const KEEP_INCOMPLETE: u64 = 24 * 60 * 60;
+const LONGEST_KEPT: u64 = 100 * 365 * KEEP_INCOMPLETE;
+
 /// The port of the daemons for each other.
 const PORT: u16 = 4794;
 
@@ -57,6 +61,10 @@ pub enum VolumeCommand {
         /// allocated when it moves.
         #[arg(long)]
         preallocate: bool,
+        /// Also a device without a WWN, a serial number and room for a signature, or a file on a file system
+        /// without extended attributes and handles: another one of that size is taken for it later.
+        #[arg(long, requires = "data")]
+        unnamed: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -81,6 +89,10 @@ pub enum VolumeCommand {
         /// The file or block device; it has to be as large as the volume.
         #[arg(long, value_name = "PATH")]
         data: PathBuf,
+        /// Also a device without a WWN, a serial number and room for a signature, or a file on a file system
+        /// without extended attributes and handles: another one of that size is taken for it later.
+        #[arg(long)]
+        unnamed: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -260,7 +272,8 @@ decide, with --force:
   --keep destination  the copy here is an old one. If the destination never had it all, no copy serves: `verbatim volume revive` serves the one here again.
 See to it before that the destination's daemon does not run, or `verbatim volume list` there. Without --force nothing is done that the destination has
 not said. If it says later that this was wrong, so that there are two copies that serve, or none, that is an error in the log, and in `verbatim volume
-list` here.
+list` here. Where two copies served, and the other one is deleted, and so is each that it became on further hosts, the same command for the copy that stays
+(the --keep from before, with --force) ends that message for good: the host that had the other one says on that it did.
 
 A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which
 `verbatim volume status --json` names (`by`). `verbatim session resolve` decides about both copies. Only if no agent knows that session any more, decide
@@ -320,6 +333,10 @@ pub struct DaemonArguments {
     /// T. The default is a hundredth of it, between 1M and 64M.
     #[arg(long, value_name = "BYTES", value_parser = size_or_none)]
     pub reserve: Option<u64>,
+    /// How long the rest of a copy that did not come to its end keeps its room, in seconds, if its source does
+    /// not say before that it has given the move up. An attempt in that time compares it.
+    #[arg(long, value_name = "SECONDS", default_value_t = KEEP_INCOMPLETE)]
+    pub keep_incomplete: u64,
     /// Limit of the threads that wait for the disk of one volume. They are started when needed; all volumes
     /// together have at most 32 times as many.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..))]
@@ -346,6 +363,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             data,
             adopt,
             preallocate,
+            unnamed,
             common,
         } => {
             let data = data.map(std::path::absolute).transpose()?;
@@ -355,13 +373,19 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
                 data,
                 adopt,
                 preallocate,
+                unnamed,
             };
             (order, common)
         }
         VolumeCommand::Accept { name, common } => (Order::Accept { name }, common),
-        VolumeCommand::Place { name, data, common } => {
+        VolumeCommand::Place {
+            name,
+            data,
+            unnamed,
+            common,
+        } => {
             let data = std::path::absolute(data)?;
-            (Order::Place { name, data }, common)
+            (Order::Place { name, data, unnamed }, common)
         }
         VolumeCommand::Attach {
             name,
@@ -611,6 +635,7 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         port: arguments.port,
         nbd_port: arguments.nbd_port,
         reserve: arguments.reserve,
+        keep_incomplete: Duration::from_secs(arguments.keep_incomplete.min(LONGEST_KEPT)),
         threads: arguments.threads.into(),
         copy_transport: arguments.copy_transport,
         copy_device: arguments.copy_device,

@@ -30,6 +30,9 @@ pub enum Order {
         /// All of it is allocated on the disk.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         preallocate: bool,
+        /// Also where nothing tells the data from others of their kind.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unnamed: bool,
     },
     /// Accept the volume's present data, after a failed flush or with another file.
     Accept {
@@ -39,6 +42,9 @@ pub enum Order {
     Place {
         name: String,
         data: PathBuf,
+        /// Also where nothing tells it from others of its kind.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unnamed: bool,
     },
     Attach {
         name: String,
@@ -180,8 +186,8 @@ pub struct Row {
     /// Number of its moves, plus one.
     pub generation: u64,
     /// serving, deciding, moved, incoming, incomplete, held or ready. Or, with numbers that are 0: placed, if
-    /// it is not here yet; unknown, if the role is not known; busy, while another order has it; none, in the
-    /// answer to [`Order::Settle`], if there is no copy.
+    /// it is not here yet; unknown, if the role is not known; busy, while another order has it. In the
+    /// answer to [`Order::Settle`]: gone, if there was a copy here and it was deleted; none, if the state folder never had one.
     pub role: String,
     /// The other host, if the role has one.
     pub other_host: Option<String>,
@@ -195,7 +201,7 @@ pub struct Row {
     /// Reads go on, writes fail.
     #[serde(default)]
     pub suspect: bool,
-    /// Nothing was ever written to it, as far as is known; `None` from older daemons.
+    /// Nothing had ever been written to it when an instance got it, as far as is known; `None` from older daemons, and where no instance has it.
     #[serde(default)]
     pub fresh: Option<bool>,
     /// Clients may connect.

@@ -13,24 +13,24 @@ mod resolving;
 mod space;
 mod together;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::sync::Mutex;
 use verbatim_mirror::decision::{AgentSession, Role, SessionId, Sidecar};
 
-use crate::callers::{CLIENTS, ORDERS_OF_ONE, Places, Repeated};
+use crate::callers::{CLIENTS, ORDERS_OF_ONE, Orders, Places, Repeated};
 use crate::control::{Row, VhostUser};
 use crate::device::Device;
 use crate::disk::Disks;
 use crate::faults::Hook;
-use crate::folder::{Folder, Noted, Settings};
+use crate::folder::{Folder, Noted, Place, Settings};
 use crate::peer::destination::Incoming;
 use crate::reserve::Reserve;
 use crate::store::Store;
@@ -67,6 +67,8 @@ pub struct Config {
     pub nbd_port: Option<u16>,
     /// Space that copies leave free on the file system of the volumes' folder; `None`: a share of it.
     pub reserve: Option<u64>,
+    /// How long the rest of a copy is kept whose source has not come back.
+    pub keep_incomplete: Duration,
     /// Limit of the threads that wait for disks.
     pub threads: usize,
     /// Transport for copies of volumes that move from here, if the command names none.
@@ -112,12 +114,14 @@ struct State {
     is_tried_again: bool,
     /// A trouble that only an operator can resolve.
     alarm: Option<String>,
+    /// The questions whose answers have contradicted an operator.
+    contradicted: Vec<SessionId>,
     /// The attempt whose data this process had completely on the disk when it was asked; nothing was received
     /// since.
     whole: Option<SessionId>,
     settings: Settings,
     /// The place for its data, while there is no copy here.
-    place: Option<PathBuf>,
+    place: Option<Place>,
     /// Notes on its data.
     noted: Option<Noted>,
     /// Its data, while they are open.
@@ -126,6 +130,12 @@ struct State {
     volume: Option<Arc<Volume>>,
     /// The closed volume, while it has requests at the disk.
     closing: Option<Arc<Volume>>,
+    /// A random number of the attempt that fills it: what was acknowledged in another one may be gone.
+    attempt: u128,
+    /// Time at which a source was connected last to the rest of an attempt.
+    left_at: Option<Instant>,
+    /// A task waits until that rest is given back.
+    is_watched: bool,
     /// The attempt that fills it, the bytes that the copy had allocated before, and its limit.
     filling: Option<(SessionId, u64, Option<Arc<Reserve>>)>,
     /// The arriving copy, from the first offer on.
@@ -136,6 +146,8 @@ struct State {
     lost_device: Option<String>,
     /// The vhost-user-blk server, while it accepts virtual machines.
     vhost_user: Option<vhost_user::Server>,
+    /// Nothing had been written to it when it was lent, as far as is known.
+    fresh: Option<bool>,
     /// The instance that has exclusive use of it, as a device or as a disk of its virtual machine.
     holder: Option<String>,
     /// Set while a virtual machine has it.
@@ -185,9 +197,8 @@ struct Daemon {
     config: Config,
     hosts: Option<Hosts>,
     disks: Disks,
-    /// A random number of this process.
-    incarnation: u128,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+    orders: Orders,
     /// Notified when the daemon is to end.
     is_over: tokio::sync::Notify,
     /// It hands its block devices over to the next one: it takes up none any more.
@@ -207,6 +218,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     make(&config.state_dir)?;
     make(&config.runtime_dir.join("volumes"))?;
     let _lock = lock(&config)?;
+    warn_of_missing(&config)?;
     // An earlier release made them readable for all users.
     keep_private(&config.state_dir);
     keep_private(&config.runtime_dir.join("volumes"));
@@ -217,8 +229,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let daemon = Arc::new(Daemon {
         disks: Disks::new(config.threads),
         hosts,
-        incarnation: rand::random(),
         entries: Mutex::default(),
+        orders: Orders::default(),
         is_over: tokio::sync::Notify::new(),
         hands_over: AtomicBool::new(false),
         config,
@@ -227,6 +239,31 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     daemon.end_strange_devices().await;
     listeners::run(daemon.clone()).await?;
     daemon.hand_over().await;
+    Ok(())
+}
+
+/// Reports volumes that daemons have had since the last start of the machine, if the state folder has no volume at all: its file system may not be
+/// mounted.
+fn warn_of_missing(config: &Config) -> anyhow::Result<()> {
+    if !Folder::names(&config.state_dir)?.is_empty() {
+        return Ok(());
+    }
+    let notes = std::fs::read_dir(config.runtime_dir.join("volumes"));
+    let name = |entry: std::fs::DirEntry| {
+        let path = PathBuf::from(entry.file_name());
+        let name = path.file_stem()?.to_str()?.to_owned();
+        Folder::new(&config.state_dir, &name).ok().map(|_| name)
+    };
+    let names: BTreeSet<String> = notes.into_iter().flatten().flatten().filter_map(name).collect();
+    if !names.is_empty() {
+        let names: Vec<String> = names.into_iter().collect();
+        tracing::error!(
+            "{} has no volume, and a daemon on this machine had {}: is its file system not mounted? Mount it, and start the daemon again; nothing that \
+             agents say of these volumes meanwhile is lost",
+            config.state_dir.display(),
+            names.join(", ")
+        );
+    }
     Ok(())
 }
 
@@ -372,7 +409,7 @@ impl Daemon {
             data: state.settings.data.clone(),
             waits: state.unserved.clone(),
             suspect: state.is_suspect(),
-            fresh: state.is_fresh(),
+            fresh: state.holder.as_ref().and(state.fresh),
             attached: state.settings.attached,
             uri: state.listener.is_some().then_some(uri),
             device: state.device.as_ref().map(|device| device.path().to_owned()),

@@ -73,6 +73,23 @@ pub struct Noted {
     pub used: bool,
 }
 
+/// The place for the data of a volume that is to come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// A file or a block device.
+    pub data: PathBuf,
+    /// Nothing need tell it from others of its kind.
+    pub is_unnamed: bool,
+}
+
+/// Its file: a path alone, as earlier releases read it, or with the word.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum WrittenPlace {
+    Named(PathBuf),
+    Unnamed { unnamed: PathBuf },
+}
+
 /// Content of a sidecar's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
@@ -202,14 +219,29 @@ impl Folder {
         Ok(self.write(SETTINGS, settings)?)
     }
 
-    /// The file or block device for the data of a volume that is to come.
-    pub fn place(&self) -> anyhow::Result<Option<PathBuf>> {
-        self.read(PLACE)
+    /// The place for the data of a volume that is to come.
+    pub fn place(&self) -> anyhow::Result<Option<Place>> {
+        let written: Option<WrittenPlace> = self.read(PLACE)?;
+        Ok(written.map(|written| match written {
+            WrittenPlace::Named(data) => Place {
+                data,
+                is_unnamed: false,
+            },
+            WrittenPlace::Unnamed { unnamed } => Place {
+                data: unnamed,
+                is_unnamed: true,
+            },
+        }))
     }
 
     /// Replaces the place.
-    pub fn write_place(&self, data: &Path) -> anyhow::Result<()> {
-        Ok(self.write(PLACE, &data)?)
+    pub fn write_place(&self, place: &Place) -> anyhow::Result<()> {
+        let data = place.data.clone();
+        let written = match place.is_unnamed {
+            false => WrittenPlace::Named(data),
+            true => WrittenPlace::Unnamed { unnamed: data },
+        };
+        Ok(self.write(PLACE, &written)?)
     }
 
     /// The tombstone of a deleted copy of that volume.

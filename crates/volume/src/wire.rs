@@ -187,7 +187,7 @@ pub enum Tag {
 pub enum ToSource {
     /// No write of an earlier connection is in flight any more.
     Welcome {
-        /// The number of the destination's process.
+        /// The number of the attempt at the destination, in its process: another one has nothing of what was acknowledged.
         incarnation: u128,
         /// There was a copy before: comparing may be worth it.
         has_old: bool,

@@ -144,6 +144,57 @@ fn an_rnic_that_is_killed_in_the_middle_leaves_the_copy_to_tls() {
     }
 }
 
+#[test]
+fn an_rnic_that_hangs_is_not_waited_for() {
+    for victim in 0..2 {
+        // From the beginning, or in the middle.
+        for is_midway in [false, true] {
+            let mut lab = Lab::with_rnics();
+            lab.start(0, None);
+            lab.start(1, None);
+            let tenant = volume(&lab, 5);
+            lab.volume("other", "1M");
+            let before = lab.data(0, "db");
+            if !is_midway {
+                lab.hang_rnic(victim);
+            }
+            let mut moving = lab.command(0, &["migrate", "db", "--to", "b", "--max-bandwidth", "8"]);
+            let mut moving = moving.spawn().expect("it runs");
+            let copy = |lab: &Lab| lab.status(0, "db").expect("it is there")["copy"].clone();
+            if is_midway {
+                until("some of it has come by RDMA", || {
+                    copy(&lab)["rdma_bytes"].as_u64().unwrap_or(0) > 1 << 20
+                });
+                lab.hang_rnic(victim);
+            }
+            // Nobody else waits for it.
+            for host in 0..2 {
+                lab.order(host, &["list"]);
+            }
+            lab.order(0, &["detach", "other"]);
+            lab.order(0, &["attach", "other"]);
+            until("it is TLS, or has moved", || {
+                lab.role(0, "db") != "serving" || copy(&lab)["transport"] == "tls"
+            });
+            assert!(
+                moving.wait().expect("it ends").success(),
+                "{victim} {is_midway} {}",
+                lab.logs()
+            );
+            assert_eq!(settled(&lab), 1);
+            check(&lab, tenant, 1, &before);
+            if !is_midway {
+                let log = lab.log(0);
+                let why = [
+                    "the RNIC of this host has not answered",
+                    "the destination: its RNIC does not answer",
+                ];
+                assert!(log.contains(why[victim]), "{log}");
+            }
+        }
+    }
+}
+
 /// The side that passes a point.
 fn side(point: Point) -> usize {
     match point {

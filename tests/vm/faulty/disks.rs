@@ -120,6 +120,12 @@ impl Mapped {
         dmsetup(&["resume", &self.name]).map(drop)
     }
 
+    /// Suspends the device until the result is dropped.
+    pub fn hold(&self) -> anyhow::Result<Held<'_>> {
+        self.suspend()?;
+        Ok(Held(self))
+    }
+
     /// The device's path as a word of a command.
     pub fn word(&self) -> &str {
         self.path.to_str().unwrap_or_default()
@@ -149,6 +155,15 @@ impl Mapped {
         let file = File::open(&self.path)?;
         file.read_at(&mut [0; 512], 0)?;
         Ok(file)
+    }
+}
+
+/// A suspended device, which is resumed on drop.
+pub struct Held<'a>(&'a Mapped);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.resume();
     }
 }
 

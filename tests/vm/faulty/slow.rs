@@ -202,6 +202,8 @@ fn nbdkit_delays() -> anyhow::Result<()> {
             &SMALL.to_string(),
             "--data",
             served.word(),
+            // Network block devices have no names.
+            "--unnamed",
         ],
     )?;
     hosts.order(0, &["attach", VOLUME])?;
@@ -241,7 +243,7 @@ fn nbdkit_fails() -> anyhow::Result<()> {
     let hosts = Hosts::up()?;
     let data = noise(1, SIZE);
     fill(&hosts, &data)?;
-    hosts.order(1, &["place", VOLUME, "--data", served.word()])?;
+    hosts.order(1, &["place", VOLUME, "--data", served.word(), "--unnamed"])?;
     let cache = std::fs::File::open(&served.device)?;
     std::fs::write(&trigger, "")?;
     let said = hosts.refused(0, &["migrate", VOLUME, "--to", "b"])?;

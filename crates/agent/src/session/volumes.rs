@@ -159,11 +159,20 @@ async fn settle_volume(agent: &Shared, note: &Note, order: &Order) -> anyhow::Re
         bail!("the volume daemon answers something else");
     };
     let row = rows.iter().find(|row| row.name == note.volume);
-    is_settled(row, note.session)
+    let is_committed = matches!(
+        order,
+        Order::Settle {
+            is_committed: true,
+            ..
+        }
+    );
+    is_settled(row, note, is_committed)
+        .with_context(|| format!("the note {} stays", folder(agent).join(note.name()).display()))
 }
 
 /// An error unless the copy no longer waits for the session.
-fn is_settled(row: Option<&Row>, session: u64) -> anyhow::Result<()> {
+fn is_settled(row: Option<&Row>, note: &Note, is_committed: bool) -> anyhow::Result<()> {
+    let session = note.session;
     let row = row.context("the volume daemon does not show the copy (is it of an earlier release?)")?;
     match row.role.as_str() {
         "held" | "ready" if row.by.is_none_or(|by| by == session) => {
@@ -173,6 +182,16 @@ fn is_settled(row: Option<&Row>, session: u64) -> anyhow::Result<()> {
             "the role of the copy of {} is not known: {}",
             row.name,
             row.trouble.as_deref().unwrap_or("no reason is given")
+        ),
+        // A destination that was rolled back may never have had a copy. A source had one, and so had a destination that was committed: it is in
+        // another folder
+        // than the one that the daemon has now.
+        "none" if note.role == Role::Source || is_committed => bail!(
+            "the volume daemon has no copy of {}: {}",
+            row.name,
+            row.trouble
+                .as_deref()
+                .unwrap_or("is the file system of its state folder not mounted?")
         ),
         _ => Ok(()),
     }
@@ -272,27 +291,44 @@ mod tests {
             by,
             ..Row::default()
         };
-        for role in ["serving", "moved", "incomplete", "none"] {
-            assert!(is_settled(Some(&row(role, None)), 7).is_ok(), "{role}");
-        }
-        // A daemon of an earlier release does not name the session.
-        for (role, by) in [
-            ("held", None),
-            ("ready", None),
-            ("held", Some(7)),
-            ("ready", Some(7)),
-        ] {
-            assert!(is_settled(Some(&row(role, by)), 7).is_err(), "{role} {by:?}");
-        }
-        for role in ["held", "ready"] {
-            assert!(
-                is_settled(Some(&row(role, Some(8))), 7).is_ok(),
-                "another session"
+        let note = |role| Note {
+            session: 7,
+            role,
+            is_swap: false,
+            volume: "db".to_owned(),
+        };
+        for (of, is_committed) in [Role::Source, Role::Destination]
+            .map(|of| [(of, true), (of, false)])
+            .concat()
+        {
+            let note = note(of);
+            let is_settled = |row: Option<&Row>| is_settled(row, &note, is_committed).is_ok();
+            for role in ["serving", "moved", "incomplete", "gone"] {
+                assert!(is_settled(Some(&row(role, None))), "{role}");
+            }
+            // A daemon of an earlier release does not name the session.
+            for (role, by) in [
+                ("held", None),
+                ("ready", None),
+                ("held", Some(7)),
+                ("ready", Some(7)),
+            ] {
+                assert!(!is_settled(Some(&row(role, by))), "{role} {by:?}");
+            }
+            for role in ["held", "ready"] {
+                assert!(is_settled(Some(&row(role, Some(8)))), "another session");
+            }
+            for role in ["unknown", "busy"] {
+                assert!(!is_settled(Some(&row(role, None))), "{role}");
+            }
+            assert!(!is_settled(None), "nothing is no yes");
+            // The folder of the daemon is not the one with the copy.
+            let may_have_had_none = of == Role::Destination && !is_committed;
+            assert_eq!(
+                is_settled(Some(&row("none", None))),
+                may_have_had_none,
+                "{of:?} {is_committed}"
             );
         }
-        for role in ["unknown", "busy"] {
-            assert!(is_settled(Some(&row(role, None)), 7).is_err(), "{role}");
-        }
-        assert!(is_settled(None, 7).is_err(), "nothing is no yes");
     }
 }

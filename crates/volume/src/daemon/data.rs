@@ -12,8 +12,18 @@ use verbatim_mirror::trust::{self, NotMoved, accepted, failed};
 use super::orders::{known, serving};
 use super::{Daemon, Entry, State};
 use crate::folder::Noted;
+use crate::store::identity::Identity;
 use crate::store::trust::{Belief, Marker};
-use crate::store::{Expected, Lack, Making, Store};
+use crate::store::{Expected, Lack, Making, Room, Store};
+
+/// How data are made.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HowMade {
+    pub(super) making: Making,
+    pub(super) preallocate: bool,
+    /// Nothing need tell them from others.
+    pub(super) is_unnamed: bool,
+}
 
 /// Whether a copy of this role serves, or is to serve without being filled again: then its data are claimed.
 pub(super) fn needs_data(role: &Role) -> bool {
@@ -64,12 +74,13 @@ impl State {
         }
     }
 
-    /// Whether nothing was ever written to it, as far as is known.
-    pub(super) fn is_fresh(&self) -> Option<bool> {
-        let store = self.store.as_ref()?;
-        self.holder.as_ref()?;
+    /// Looks whether nothing was ever written to it, as far as is known. Called where it is lent: a look at the disk may hang, and the list of
+    /// volumes
+    /// must not.
+    pub(super) fn look_whether_fresh(&mut self) {
         let is_used = self.noted.as_ref().is_some_and(|noted| noted.used);
-        Some(!is_used && store.is_untouched())
+        let store = self.store.as_ref();
+        self.fresh = store.map(|store| !is_used && tokio::task::block_in_place(|| store.is_untouched()));
     }
 }
 
@@ -111,8 +122,7 @@ impl Daemon {
         entry: &Entry,
         state: &mut State,
         length: u64,
-        making: Making,
-        preallocate: bool,
+        how: HowMade,
     ) -> anyhow::Result<Arc<Store>> {
         let marker = self.marker(entry);
         // A mark may be left of an earlier volume of the same name.
@@ -120,9 +130,17 @@ impl Daemon {
         marker.prepare().context("cannot write to its folder")?;
         let path = entry.folder.data(&state.settings);
         let own = state.settings.data.is_none();
-        let making = if own { Making::Own } else { making };
-        let store = tokio::task::block_in_place(|| Store::make(&path, length, making, Some(marker)))?;
-        let noted = self.note_made(entry, &store, &path, (length, making, preallocate));
+        // The folder with the sidecar tells the data in it from others.
+        let how = match own {
+            true => HowMade {
+                making: Making::Own,
+                is_unnamed: true,
+                ..how
+            },
+            false => how,
+        };
+        let store = tokio::task::block_in_place(|| Store::make(&path, length, how.making, Some(marker)))?;
+        let noted = self.note_made(entry, &store, &path, length, how);
         let noted = noted.inspect_err(|_| undo(&store, &path))?;
         let store = Arc::new(store);
         (state.noted, state.store) = (Some(noted), Some(store.clone()));
@@ -135,8 +153,12 @@ impl Daemon {
         entry: &Entry,
         store: &Store,
         path: &Path,
-        (length, making, preallocate): (u64, Making, bool),
+        length: u64,
+        how: HowMade,
     ) -> anyhow::Result<Noted> {
+        let HowMade {
+            making, preallocate, ..
+        } = how;
         if preallocate {
             let shown = path.display();
             let allocated = store.allocate(length);
@@ -157,16 +179,8 @@ impl Daemon {
                  cache if the disk is right, and try again"
             );
         }
-        let identity = store.identity()?;
-        if !identity.tells_it() {
-            tracing::warn!(
-                "{}: nothing tells {} from another of its kind, so only its size is looked at later",
-                entry.name,
-                path.display()
-            );
-        }
         let noted = Noted {
-            identity,
+            identity: tokio::task::block_in_place(|| named(store, path, length, how.is_unnamed))?,
             preallocated: preallocate,
             // A device keeps its content.
             used: making == Making::Adopted || (making == Making::New && !store.is_blank(length)),
@@ -245,13 +259,7 @@ impl Daemon {
     }
 
     /// Notes the data's identity. If the note cannot be written, the next daemon writes it.
-    fn note(
-        &self,
-        entry: &Entry,
-        state: &mut State,
-        store: &Store,
-        identity: crate::store::identity::Identity,
-    ) {
+    fn note(&self, entry: &Entry, state: &mut State, store: &Store, identity: Identity) {
         let length = state.sidecar.as_ref().map_or(0, |sidecar| sidecar.length);
         let before = state.noted.take();
         let noted = Noted {
@@ -439,6 +447,44 @@ impl Daemon {
         }
         Ok(())
     }
+}
+
+/// The identity of data that were just made. A device without a name gets a signature.
+fn named(store: &Store, path: &Path, length: u64, is_unnamed: bool) -> anyhow::Result<Identity> {
+    let shown = path.display();
+    let identity = store.identity()?;
+    if identity.tells_it() {
+        return Ok(identity);
+    }
+    let mut room = None;
+    if store.is_device() {
+        let signed = store.sign(length);
+        match signed.with_context(|| format!("{shown} cannot be signed"))? {
+            Ok(identity) => return Ok(identity),
+            Err(lack) => room = Some(lack),
+        }
+    }
+    ensure!(is_unnamed, "{}", nameless(path, room));
+    tracing::warn!("nothing tells {shown} from another of its kind, so only its size is looked at later");
+    Ok(identity)
+}
+
+/// The reason why data are refused that nothing tells from others.
+pub(super) fn nameless(path: &Path, room: Option<Room>) -> String {
+    let shown = path.display();
+    let why = match room {
+        Some(Room::Used(at)) => format!(
+            "{shown} has neither a WWN nor a serial number, and its last block, where a signature would be written (4096 bytes from byte {at} on), is in \
+             use. Clear that block"
+        ),
+        Some(_) => format!(
+            "{shown} has neither a WWN nor a serial number, and no room for a signature behind the volume. Take a device that is 8192 bytes longer"
+        ),
+        None => format!(
+            "the file system of {shown} keeps neither extended attributes nor handles of files. Take another one"
+        ),
+    };
+    format!("{why}, or say `--unnamed`: then another of its kind is taken for it if it has the size")
 }
 
 /// Removes the file of data that could not become a volume, if they were made by this order. Files of others stay.

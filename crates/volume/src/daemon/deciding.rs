@@ -14,6 +14,7 @@ use verbatim_mirror::decision::{
 use verbatim_mirror::trust::may_compare;
 use verbatim_mirror::{Event, Report};
 
+use super::data::HowMade;
 use super::orders::{has_ended, has_its_size, known, serving};
 use super::places::has_room;
 use super::resolving::is_answered;
@@ -98,7 +99,7 @@ impl Daemon {
             };
             let session = SessionId(rand::random());
             let call = self.call(entry, sidecar, session, to, purpose, None)?;
-            (call, needed(&entry.folder.data(&state.settings), sidecar.length))
+            (call, needed(entry, &state, sidecar.length)?)
         };
         call.ask_for_room(allocated).await
     }
@@ -141,7 +142,7 @@ impl Daemon {
             };
             let call = self.call(entry, sidecar, session, &to, purpose, transport)?;
             let thread = OwnThread::start("link").context("no thread for the connection")?;
-            let allocated = needed(&entry.folder.data(&state.settings), sidecar.length);
+            let allocated = needed(entry, &state, sidecar.length)?;
             volume.migrate(bytes_per_second, reports);
             let link = thread.spawn(call.keep(volume.clone(), allocated, refusals, self.config.hook));
             (volume, link)
@@ -183,6 +184,7 @@ impl Daemon {
         let copy = volume.carriage();
         if let Err(error) = result {
             link.abort();
+            self.say_that_it_ended(entry, session, to);
             return Err(error);
         }
         let generation = self.decide(entry, &volume, session, &to, is_rescue).await;
@@ -199,6 +201,29 @@ impl Daemon {
             copy,
             to,
         })
+    }
+
+    /// Says to the destination that the attempt is over, so that it need not keep what has come. One that does not hear it gives that up later
+    /// by itself.
+    fn say_that_it_ended(self: &Arc<Self>, entry: &Arc<Entry>, session: SessionId, to: String) {
+        let (daemon, entry) = (self.clone(), entry.clone());
+        tokio::spawn(async move {
+            let call = {
+                let state = entry.state.lock().await;
+                let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
+                    return;
+                };
+                let purpose = Purpose::Decide { gives_up: true };
+                daemon.call(&entry, sidecar, session, &to, purpose, None)
+            };
+            let said = async { call?.ask().await };
+            if let Err(error) = said.await {
+                tracing::info!(
+                    "{}: {to} does not know that the move has ended: {error:#}",
+                    entry.name
+                );
+            }
+        });
     }
 
     /// Decides the move. The tenant is held, and the destination has all data.
@@ -286,23 +311,20 @@ impl Daemon {
                 let (daemon, name, offered) = (self.clone(), hello.name.clone(), offer.clone());
                 let preparing = async move { daemon.prepare(&name, &offered, attached).await };
                 match main.spawn(preparing).await.context("it ends")? {
-                    Ok((incoming, store, has_old)) => {
+                    Ok((incoming, store, has_old, attempt)) => {
                         (self.config.hook)(Point::Prepared);
                         let (rings, fetching) = self.fetch(rdma).await;
                         let welcome = ToSource::Welcome {
-                            incarnation: self.incarnation,
+                            incarnation: attempt,
                             has_old,
                             rings,
                         };
                         let filled =
                             incoming.fill((stream, link), offer.session, store, length, welcome, fetching);
                         let filled = filled.await;
-                        if incoming.ran_full() {
-                            let (daemon, entry) = (self.clone(), self.entry(&hello.name).await?);
-                            let given =
-                                main.spawn(async move { daemon.give_back(&entry, offer.session).await });
-                            given.await.context("it ends")??;
-                        }
+                        let (daemon, entry) = (self.clone(), self.entry(&hello.name).await?);
+                        let ran_full = incoming.ran_full();
+                        main.spawn(async move { daemon.is_left(&entry, offer.session, ran_full).await });
                         filled?;
                     }
                     Err(error) => {
@@ -438,14 +460,20 @@ impl Daemon {
             Refusal::Unknown => anyhow::anyhow!("it is not known what the copy of {name} here is"),
         })?;
         let place = state.place.clone().filter(|_| state.sidecar.is_none());
-        if let Some(place) = &place {
-            has_room(place, offer.length)?;
-        }
         let settings = Settings {
-            data: place.or(state.settings.data.clone()),
+            data: place
+                .as_ref()
+                .map(|place| place.data.clone())
+                .or(state.settings.data.clone()),
             ..state.settings.clone()
         };
-        self.has_space(&entry.folder.data(&settings), offer, allocated)?;
+        // The disk may hang.
+        tokio::task::block_in_place(|| {
+            if let Some(place) = &place {
+                has_room(&place.data, offer.length, place.is_unnamed)?;
+            }
+            self.has_space(&entry.folder.data(&settings), offer, allocated)
+        })?;
         Ok((sidecar, settings))
     }
 
@@ -454,7 +482,7 @@ impl Daemon {
         name: &str,
         offer: &Offer,
         attached: bool,
-    ) -> anyhow::Result<(Arc<Incoming>, Arc<Store>, bool)> {
+    ) -> anyhow::Result<(Arc<Incoming>, Arc<Store>, bool, u128)> {
         let entry = self.entry(name).await?;
         let mut state = entry.state_soon().await?;
         state.is_known(&entry)?;
@@ -470,6 +498,7 @@ impl Daemon {
             bail!("the disk of {name} here has failed");
         }
         self.note_failure(&entry, &mut state)?;
+        state.left_at = None;
         let before = state.sidecar.clone();
         let has_old = before.is_some();
         // Data of this attempt were not there when it was asked.
@@ -486,6 +515,9 @@ impl Daemon {
             }
             begun?;
         }
+        if !is_same || state.attempt == 0 {
+            state.attempt = rand::random();
+        }
         // Opening the data just now may have found a failure.
         self.note_failure(&entry, &mut state)?;
         let is_suspect = state.sidecar.as_ref().is_some_and(|sidecar| sidecar.suspect);
@@ -499,7 +531,7 @@ impl Daemon {
         let incoming = &mut state.incoming;
         let incoming = incoming.get_or_insert_with(|| Incoming::new(self.disks.clone(), self.config.hook));
         incoming.keep_free(reserve);
-        Ok((incoming.clone(), store, may_compare))
+        Ok((incoming.clone(), store, may_compare, state.attempt))
     }
 
     /// The open data of the copy that is filled: its old data, or new ones.
@@ -514,7 +546,12 @@ impl Daemon {
             if let Some(store) = &state.store {
                 return Ok(store.clone());
             }
-            return self.make_data(entry, state, length, Making::Over, false);
+            let how = HowMade {
+                making: Making::Over,
+                preallocate: false,
+                is_unnamed: state.place.as_ref().is_some_and(|place| place.is_unnamed),
+            };
+            return self.make_data(entry, state, length, how);
         };
         let belief = match before.suspect {
             true => Belief::Rewritten,
@@ -603,8 +640,16 @@ impl Daemon {
                     hook(Point::Committing);
                 }
                 self.write(&entry, &mut state, sidecar)?;
-                state.filling = None;
+                if answer != Answer::Committed {
+                    self.watch_rest(&entry, &mut state);
+                    // What is complete may be the best that there is, if an operator's word was wrong.
+                    if gives_up && !has_all {
+                        let (daemon, entry, session) = (self.clone(), entry.clone(), ask.session);
+                        tokio::spawn(async move { daemon.is_left(&entry, session, true).await });
+                    }
+                }
                 if answer == Answer::Committed {
+                    state.filling = None;
                     self.is_filled(&entry, &mut state);
                     hook(Point::Committed);
                     self.serve_or_try_again(&entry, &mut state);

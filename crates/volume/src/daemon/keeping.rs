@@ -141,7 +141,8 @@ impl Daemon {
                     });
                 }
             }
-            _ => {}
+            Some(Role::Incoming { .. } | Role::Incomplete) => self.watch_rest(entry, state),
+            None => {}
         }
         self.ask_on(entry, state);
     }

@@ -163,6 +163,7 @@ impl Daemon {
             by,
             read_only,
         };
+        state.look_whether_fresh();
         if state.lent.as_ref().is_some_and(|lent| lent.note == note) {
             return Ok(());
         }

@@ -18,8 +18,8 @@ use tokio_rustls::server;
 
 use super::Daemon;
 use crate::callers::{
-    CLIENTS, OF_CLIENT, OF_PEER, OF_TLS, ORDERS, ORDERS_OF_ONE, PEERS, PROOF, Place, Places, Proving,
-    Unproven, accepted, descriptors,
+    CLIENTS, OF_CLIENT, OF_PEER, OF_TLS, PEERS, PROOF, Place, Places, Proving, UNREAD, Unproven, accepted,
+    descriptors,
 };
 use crate::control::{self, Order, Outcome};
 use crate::nbd::export::{Export, Exports};
@@ -80,14 +80,14 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         // daemon.
         tokio::spawn(async move { while renew.recv().await.is_some() {} });
     }
-    let orders = Places::new(ORDERS);
+    let unread = Places::new(UNREAD);
     loop {
         tokio::select! {
             _ = stop.0.recv() => break,
             _ = stop.1.recv() => break,
             () = daemon.is_over.notified() => break,
             (stream, _) = accepted(|| control.accept()) => {
-                let place = orders.take(|| "orders".to_owned());
+                let place = unread.take(|| "callers that do not say what they want".to_owned());
                 let daemon = daemon.clone();
                 tokio::spawn(async move {
                     if let Err(error) = command(&daemon, stream, place).await {
@@ -319,19 +319,20 @@ async fn tls_client(daemon: &Arc<Daemon>, mut stream: TcpStream, mut proving: Pr
 async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
     let Some(place) = place else {
-        let why = format!("{ORDERS} orders are waiting already: does a disk hang?");
+        let why = format!("{UNREAD} callers have not said yet what they want: try again");
         return control::send(stream.get_mut(), &Outcome::Failed(why)).await;
     };
     let order = tokio::time::timeout(PROOF, control::receive::<Order>(&mut stream)).await;
     let Some(order) = order.context("it does not say what it wants")?? else {
         return Ok(());
     };
+    drop(place);
     let ends = matches!(order, Order::Stop { .. });
     let outcome = match daemon.turn(&order).await {
         Ok(turn) => {
             let (daemon, main) = (daemon.clone(), Handle::current());
             let carried_out = tokio::task::spawn_blocking(move || {
-                let _held = (place, turn);
+                let _held = turn;
                 main.block_on(daemon.carry_out(order))
             });
             carried_out.await.context("it ends")?
@@ -348,18 +349,15 @@ async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>)
 }
 
 impl Daemon {
-    /// A place among the orders of one volume: their number is limited, so that a hanging disk does not block
-    /// other volumes' orders.
-    async fn turn(&self, order: &Order) -> anyhow::Result<Option<Place>> {
-        let Some(name) = order.volume() else {
-            return Ok(None);
-        };
-        let entry = self.entry(name).await?;
-        let turn = entry.orders.take(|| format!("orders about {name}"));
-        let turn = turn.with_context(|| {
-            format!("{ORDERS_OF_ONE} orders about {name} are waiting already: does its disk hang?")
-        })?;
-        Ok(Some(turn))
+    /// Places for the order, so that a hanging disk does not block other volumes' orders.
+    async fn turn(&self, order: &Order) -> anyhow::Result<Vec<Place>> {
+        match order.volume() {
+            Some(name) => {
+                let entry = self.entry(name).await?;
+                self.orders.take(Some((name, &entry.orders)))
+            }
+            None => self.orders.take(None),
+        }
     }
 
     /// All attached volumes, without waiting for their locks.

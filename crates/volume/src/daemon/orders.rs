@@ -9,14 +9,14 @@ use verbatim_mirror::decision::{Role, Sidecar, Tombstone, VolumeId};
 use verbatim_mirror::resize::{self, Lengths};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
 
-use super::data::undo;
+use super::data::{HowMade, undo};
 use super::places::has_room;
 use super::space::empty;
 use super::{Daemon, Entry, State};
 use crate::control::{Order, Outcome, Row};
 use crate::device::has_sectors;
 use crate::faults::Point;
-use crate::folder::Settings;
+use crate::folder::{Place, Settings};
 use crate::store::Making;
 use crate::volume::{Volume, Wanted};
 use crate::words;
@@ -46,14 +46,19 @@ impl Daemon {
                 data,
                 adopt,
                 preallocate,
+                unnamed,
             } => {
                 if let Some(data) = &data {
                     self.is_no_others(&name, data).await?;
                 }
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                let making = if adopt { Making::Adopted } else { Making::New };
-                self.create(&entry, &mut state, length, data, (making, preallocate))?;
+                let how = HowMade {
+                    making: if adopt { Making::Adopted } else { Making::New },
+                    preallocate,
+                    is_unnamed: unnamed,
+                };
+                self.create(&entry, &mut state, length, data, how)?;
                 self.done(&entry, &state)
             }
             Order::Accept { name } => {
@@ -61,11 +66,15 @@ impl Daemon {
                 self.accept(&entry).await?;
                 self.done(&entry, &*entry.state.lock().await)
             }
-            Order::Place { name, data } => {
+            Order::Place { name, data, unnamed } => {
                 self.is_no_others(&name, &data).await?;
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                self.place(&entry, &mut state, data)?;
+                let place = Place {
+                    data,
+                    is_unnamed: unnamed,
+                };
+                self.place(&entry, &mut state, place)?;
                 self.done(&entry, &state)
             }
             Order::Attach {
@@ -343,14 +352,29 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 self.settle(&entry, &mut state, by, is_committed).await?;
-                let row = self.row(&entry, &state).unwrap_or_else(|| Row {
-                    name,
-                    role: "none".to_owned(),
-                    ..Row::default()
-                });
+                let row = match self.row(&entry, &state) {
+                    // A place is for a copy that is not here yet.
+                    Some(row) if row.role != "placed" => row,
+                    _ => self.without_copy(&entry)?,
+                };
                 Ok(Outcome::Volumes(vec![row]))
             }
         }
+    }
+
+    /// The answer about a copy that is not here: it was, and was deleted; or the folder has never had it, and another folder may have it.
+    fn without_copy(&self, entry: &Entry) -> anyhow::Result<Row> {
+        let was_here = !tokio::task::block_in_place(|| entry.folder.left())?.is_empty();
+        let none = format!(
+            "there never was one in {}: is its file system not mounted?",
+            self.config.state_dir.display()
+        );
+        Ok(Row {
+            name: entry.name.clone(),
+            role: if was_here { "gone" } else { "none" }.to_owned(),
+            trouble: (!was_here).then_some(none),
+            ..Row::default()
+        })
     }
 
     pub(super) fn done(&self, entry: &Entry, state: &State) -> anyhow::Result<Outcome> {
@@ -363,7 +387,7 @@ impl Daemon {
         state: &mut State,
         length: u64,
         data: Option<std::path::PathBuf>,
-        (making, preallocate): (Making, bool),
+        how: HowMade,
     ) -> anyhow::Result<()> {
         state.is_known(entry)?;
         if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
@@ -373,14 +397,14 @@ impl Daemon {
             bail!(
                 "{} is expected from another host, at {}; `verbatim volume delete {0}` ends that",
                 entry.name,
-                place.display()
+                place.data.display()
             );
         }
         if !(1..=MAX_LENGTH).contains(&length) {
             bail!("a volume has between 1 and {MAX_LENGTH} bytes");
         }
         if let Some(data) = &data {
-            has_room(data, length)?;
+            tokio::task::block_in_place(|| has_room(data, length, how.is_unnamed))?;
         }
         entry.folder.make()?;
         let settings = Settings {
@@ -391,7 +415,7 @@ impl Daemon {
         state.settings = settings;
         let sidecar = Sidecar::new(VolumeId(rand::random()), length);
         let path = entry.folder.data(&state.settings);
-        let made = self.make_data(entry, state, length, making, preallocate);
+        let made = self.make_data(entry, state, length, how);
         let made = made.and_then(|store| {
             // The last: without it there is no volume.
             let written = self.write(entry, state, sidecar);

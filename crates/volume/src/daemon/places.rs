@@ -2,19 +2,22 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::SeekFrom;
 
+use super::data::nameless;
 use super::keeping::{GLANCE, within};
 use super::{Daemon, Entry, State};
 use crate::control::Row;
-use crate::store::{is_no_place_of_devices, takes_writes};
+use crate::folder::Place;
+use crate::store::identity::Identity;
+use crate::store::{Room, is_no_place_of_devices, takes_writes};
 
 impl Daemon {
     /// Notes the place.
-    pub(super) fn place(&self, entry: &Entry, state: &mut State, data: PathBuf) -> anyhow::Result<()> {
+    pub(super) fn place(&self, entry: &Entry, state: &mut State, place: Place) -> anyhow::Result<()> {
         let name = &entry.name;
         state.is_known(entry)?;
         if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
@@ -23,10 +26,10 @@ impl Daemon {
                 entry.folder.data(&state.settings).display()
             );
         }
-        has_room(&data, 0)?;
+        tokio::task::block_in_place(|| has_room(&place.data, 0, place.is_unnamed))?;
         entry.folder.make()?;
-        entry.folder.write_place(&data)?;
-        state.place = Some(data);
+        entry.folder.write_place(&place)?;
+        state.place = Some(place);
         Ok(())
     }
 
@@ -36,7 +39,7 @@ impl Daemon {
         Some(Row {
             name: entry.name.clone(),
             role: "placed".to_owned(),
-            data: Some(place),
+            data: Some(place.data),
             ..Row::default()
         })
     }
@@ -44,7 +47,7 @@ impl Daemon {
     /// An error if another volume has its data there, or is to have them there. The state folder tells the places, so that
     /// this does not wait for another volume, whose disk may hang.
     pub(super) async fn is_no_others(&self, name: &str, data: &Path) -> anyhow::Result<()> {
-        let real = |path: PathBuf| within(GLANCE, move || path.canonicalize().unwrap_or(path));
+        let real = |path: std::path::PathBuf| within(GLANCE, move || path.canonicalize().unwrap_or(path));
         let shown = data.display();
         let data = real(data.to_owned());
         let data = data.with_context(|| format!("{shown} cannot be looked at: its disk does not answer"))?;
@@ -56,7 +59,7 @@ impl Daemon {
                 .and_then(|settings| Ok((settings.data, folder.place()?)));
             let (theirs, expected) =
                 theirs.with_context(|| format!("it cannot be said where {} has its data", entry.name))?;
-            for path in theirs.into_iter().chain(expected) {
+            for path in theirs.into_iter().chain(expected.map(|place| place.data)) {
                 // The disk of theirs may hang: then its path is compared as it is.
                 let path = real(path.clone()).unwrap_or(path);
                 ensure!(
@@ -71,8 +74,9 @@ impl Daemon {
     }
 }
 
-/// Whether a volume of this length can be written there, over the present content. A file need not exist.
-pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
+/// Whether a volume of this length can be written there, over the present content, and whether the place can be told from others. A file need not
+/// exist.
+pub(super) fn has_room(data: &Path, length: u64, is_unnamed: bool) -> anyhow::Result<()> {
     let shown = data.display();
     ensure!(
         data.is_absolute(),
@@ -102,5 +106,9 @@ pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
         size >= length,
         "{shown} has {size} bytes, and the volume {length}: `verbatim volume place` gives it another place"
     );
+    if !is_unnamed && !Identity::of(&device)?.tells_it() {
+        let room = Room::of(&device, length).with_context(|| format!("{shown} cannot be read"))?;
+        ensure!(matches!(room, Room::At(_)), "{}", nameless(data, Some(room)));
+    }
     Ok(())
 }

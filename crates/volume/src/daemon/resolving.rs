@@ -66,7 +66,7 @@ impl Daemon {
                 && heard(here, *session, answer, false) == Heard::Contradiction
             {
                 // An operator decided before the answer came.
-                shout(entry, &mut state, to);
+                shout(entry, &mut state, to, *session);
             }
         }
     }
@@ -136,7 +136,7 @@ impl Daemon {
                 return;
             }
             match answer.map(|(answer, takes)| heard(&here, question.session, answer, takes)) {
-                Ok(Heard::Contradiction) => return shout(entry, &mut state, to),
+                Ok(Heard::Contradiction) => return shout(entry, &mut state, to, question.session),
                 Ok(Heard::Confirmed(next)) => {
                     if self.write(entry, &mut state, next).is_ok() {
                         tracing::info!("{}: {to} confirms what an operator has said", entry.name);
@@ -161,6 +161,9 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let name = &entry.name;
         let sidecar = known(entry, state)?.clone();
+        if state.alarm.is_some() && sidecar.role == Role::Serving {
+            return self.end_alarm(entry, state, sidecar, keep, is_forced);
+        }
         let by = waits_for(&sidecar);
         let next = match by {
             Some(_) => together::forced(&sidecar, keep),
@@ -197,6 +200,42 @@ impl Daemon {
         self.write(entry, state, next.clone())?;
         self.become_decided(entry, state, next).await?;
         self.ask_on(entry, state);
+        Ok(())
+    }
+
+    /// Two copies served, and the other one is gone by an operator's word. That host goes on to say what it has committed, so it is not asked
+    /// any more.
+    fn end_alarm(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        sidecar: Sidecar,
+        keep: Keep,
+        is_forced: bool,
+    ) -> anyhow::Result<()> {
+        let name = &entry.name;
+        let was_destination =
+            |asked: &Overruled| asked.was_destination && state.contradicted.contains(&asked.session);
+        let here = match sidecar.overruled.iter().any(was_destination) {
+            true => Keep::Destination,
+            false => Keep::Source,
+        };
+        ensure!(
+            keep == here,
+            "the copy of {name} here serves, and another one did: to keep that one, detach and delete the one here"
+        );
+        ensure!(
+            is_forced,
+            "another host says that it has {name}, or had it. Only if no copy serves but the one here (`verbatim volume list` there, and on each host to which \
+             it went from there), `--force` ends that message (`verbatim volume resolve --help`)"
+        );
+        tracing::warn!("{name}: an operator says that the other copy is gone");
+        let mut next = sidecar;
+        next.overruled
+            .retain(|asked| !state.contradicted.contains(&asked.session));
+        self.write(entry, state, next)?;
+        state.alarm = None;
+        state.contradicted.clear();
         Ok(())
     }
 
@@ -288,20 +327,25 @@ pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
 }
 
 /// Reports that two copies serve, or have served, or that none does, by an operator's decision.
-fn shout(entry: &Entry, state: &mut State, to: &str) {
+fn shout(entry: &Entry, state: &mut State, to: &str, session: SessionId) {
     let Some(here) = &state.sidecar else {
         return;
     };
+    if !state.contradicted.contains(&session) {
+        state.contradicted.push(session);
+    }
     let name = &entry.name;
     let was_destination = here.overruled.iter().any(|it| it.to == to && it.was_destination);
     let why = match (serves_by_word(here), was_destination) {
         (true, false) => format!(
             "{to} says that {name} has moved there, and an operator has said that the copy here stays: there are two. Let \
-             clients use one of them only, and have the other detached and deleted (`verbatim volume detach {name}`, `verbatim volume delete {name}`)"
+             clients use one of them only, and have the other detached and deleted (`verbatim volume detach {name}`, `verbatim volume delete {name}`). When the other \
+             is gone, `verbatim volume resolve {name} --keep source --force` here ends this message"
         ),
         (true, true) => format!(
             "{to} says that {name} has not moved here, and an operator has said that it has: there are two, here and at {to}, or where it went from there. Let \
-             clients use one of them only, and have the other detached and deleted (`verbatim volume detach {name}`, `verbatim volume delete {name}`)"
+             clients use one of them only, and have the other detached and deleted (`verbatim volume detach {name}`, `verbatim volume delete {name}`). When the other \
+             is gone, `verbatim volume resolve {name} --keep destination --force` here ends this message"
         ),
         (false, false) => format!(
             "{to} says that {name} has not moved there, and an operator has said that it has: no copy serves. \

@@ -8,11 +8,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, bail};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 use verbatim_mirror::decision::{Offer, Role, SessionId};
 
+use super::keeping::{GLANCE, within};
 use super::{Daemon, Entry, State};
 use crate::reserve::{Reserve, allocated, file_system, free};
 
@@ -21,9 +23,13 @@ const SHARE: u64 = 100;
 const LEAST: u64 = 1 << 20;
 const MOST: u64 = 64 << 20;
 
-/// Room that the copy would need at another host: its allocated bytes, or all of a device.
-pub(super) fn needed(data: &Path, length: u64) -> u64 {
-    allocated(data).map_or(length, |bytes| bytes.min(length))
+/// Room that the copy would need at another host: its allocated bytes, or all of a device. An error if its disk does not tell.
+pub(super) fn needed(entry: &Entry, state: &State, length: u64) -> anyhow::Result<u64> {
+    let data = entry.folder.data(&state.settings);
+    let bytes = within(GLANCE, move || {
+        allocated(&data).map_or(length, |bytes| bytes.min(length))
+    });
+    bytes.with_context(|| format!("the disk of {} does not answer", entry.name))
 }
 
 impl Daemon {
@@ -75,53 +81,134 @@ impl Daemon {
     /// Notes in `state` how much the arriving copy may take. If an earlier process has begun the attempt, all
     /// allocated bytes count as the attempt's.
     pub(super) fn begin_to_fill(&self, state: &mut State, session: SessionId, data: &Path, was_begun: bool) {
-        let had = if was_begun {
-            0
-        } else {
-            allocated(data).unwrap_or(0)
-        };
-        let reserve = self.reserve_of(data);
+        let (had, reserve) = tokio::task::block_in_place(|| {
+            let had = if was_begun { None } else { allocated(data) };
+            (had.unwrap_or(0), self.reserve_of(data))
+        });
         let reserve = reserve.map(|bytes| Reserve::new(data, had, bytes));
         state.filling = Some((session, had, reserve.map(Arc::new)));
     }
 
-    /// Gives up an attempt that has found the disk full, and gives back its room. An older copy that has
-    /// grown by it is emptied as well: a mixture of both can never serve.
+    /// Gives up the rest of an attempt, and gives back its room, unless it is of use to the next attempt: what an older copy had before is
+    /// compared. A
+    /// mixture of both can never serve. `session`: only the rest of this attempt.
     pub(super) async fn give_back(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
-        session: SessionId,
+        session: Option<SessionId>,
     ) -> anyhow::Result<()> {
+        let incoming = {
+            let mut state = entry.state.lock().await;
+            let Some(sidecar) = state.sidecar.clone().filter(|_| state.is_rest()) else {
+                return Ok(());
+            };
+            // A source may be about to fill it.
+            let is_due = |at: Instant| at.elapsed() >= self.config.keep_incomplete;
+            if session.is_none() && !state.left_at.is_some_and(is_due) {
+                return Ok(());
+            }
+            if let Role::Incoming { session: of, .. } = sidecar.role {
+                if session.is_some_and(|session| session != of) {
+                    return Ok(());
+                }
+                if let Some(incoming) = &state.incoming {
+                    incoming.close();
+                }
+                state.whole = None;
+                self.write(entry, &mut state, sidecar.given_up())?;
+            }
+            state.incoming.clone()
+        };
+        // What is being written takes room after it was given back.
+        if let Some(incoming) = &incoming {
+            incoming.ended().await;
+        }
         let mut state = entry.state.lock().await;
         let Some(sidecar) = state.sidecar.clone() else {
             return Ok(());
         };
-        if !matches!(sidecar.role, Role::Incoming { session: of, .. } if of == session)
-            || state.is_being_filled()
-        {
+        // Another attempt may have begun meanwhile.
+        if sidecar.role != Role::Incomplete || state.is_being_filled() {
             return Ok(());
         }
-        if let Some(incoming) = &state.incoming {
-            incoming.close();
-        }
-        state.whole = None;
         let data = entry.folder.data(&state.settings);
-        let had = match &state.filling {
-            Some((of, had, _)) if *of == session => *had,
-            _ => 0,
+        let (ran_full, had) = match state.filling.take() {
+            Some((of, had, _)) if session.is_none_or(|session| session == of) => {
+                (incoming.is_some_and(|incoming| incoming.ran_full()), had)
+            }
+            _ => (false, 0),
         };
-        self.write(entry, &mut state, sidecar.given_up())?;
-        state.filling = None;
-        if allocated(&data).is_some_and(|bytes| bytes <= had) {
-            return Ok(());
+        let is_suspect = sidecar.suspect || self.marker(entry).is_set();
+        let emptied = tokio::task::block_in_place(|| {
+            let is_given_back = match (allocated(&data), ran_full) {
+                (now, true) => now.is_none_or(|now| now > had),
+                // A device has no room to give back, and an operator's word may have been wrong.
+                (None, false) => false,
+                (Some(now), false) => {
+                    now > 0 && sidecar.overruled.is_empty() && (sidecar.generation == 0 || is_suspect)
+                }
+            };
+            match is_given_back {
+                true => empty(&data, sidecar.length).map(|()| true),
+                false => Ok(false),
+            }
+        });
+        if emptied.with_context(|| format!("{} cannot be emptied", data.display()))? {
+            let why = match ran_full {
+                true => "there was no room for it here",
+                false => "it did not come to its end",
+            };
+            tracing::warn!("{}: {why}; what had come was given back", entry.name);
         }
-        let emptied = tokio::task::block_in_place(|| empty(&data, sidecar.length));
-        emptied.with_context(|| format!("{} cannot be emptied", data.display()))?;
-        tracing::warn!(
-            "{}: there was no room for it here; what had come was given back",
-            entry.name
-        );
         Ok(())
+    }
+
+    /// The source of this attempt has gone, for good or for a while.
+    pub(super) async fn is_left(self: &Arc<Self>, entry: &Arc<Entry>, session: SessionId, for_good: bool) {
+        if for_good && let Err(error) = self.give_back(entry, Some(session)).await {
+            tracing::warn!("{}: {error:#}", entry.name);
+        }
+        self.watch_rest(entry, &mut *entry.state.lock().await);
+    }
+
+    /// Gives back the room of a rest that no source has come back to for [`Config::keep_incomplete`].
+    pub(super) fn watch_rest(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
+        state.left_at = state.is_rest().then(Instant::now);
+        if state.left_at.is_none() || std::mem::replace(&mut state.is_watched, true) {
+            return;
+        }
+        let (daemon, entry) = (self.clone(), entry.clone());
+        tokio::spawn(async move {
+            loop {
+                let left_at = {
+                    let mut state = entry.state.lock().await;
+                    let left_at = state.left_at.filter(|_| state.is_rest());
+                    state.is_watched = left_at.is_some();
+                    left_at
+                };
+                let Some(left_at) = left_at else {
+                    return;
+                };
+                let end = left_at + daemon.config.keep_incomplete;
+                if Instant::now() < end {
+                    tokio::time::sleep_until(end.into()).await;
+                    continue;
+                }
+                if let Err(error) = daemon.give_back(&entry, None).await {
+                    tracing::warn!("{}: {error:#}", entry.name);
+                }
+                // A later rest has its own time.
+                entry.state.lock().await.left_at.take_if(|at| *at == left_at);
+            }
+        });
+    }
+}
+
+impl State {
+    /// Whether the copy is the rest of an attempt, which no source fills now.
+    pub(super) fn is_rest(&self) -> bool {
+        let role = self.sidecar.as_ref().map(|sidecar| &sidecar.role);
+        matches!(role, Some(Role::Incoming { .. } | Role::Incomplete)) && !self.is_being_filled()
     }
 }
 

@@ -184,7 +184,7 @@ impl Daemon {
         let (stages, stage) = watch::channel(Stage::Copying);
         let (hold, is_held) = watch::channel(false);
         let thread = OwnThread::start("link").context("no thread for the connection")?;
-        let allocated = needed(&entry.folder.data(&state.settings), sidecar.length);
+        let allocated = needed(entry, state, sidecar.length)?;
         volume.migrate(bytes_per_second, reports);
         let driver = Driver {
             volume: volume.clone(),
@@ -327,6 +327,7 @@ impl Daemon {
         if is_promised {
             self.open(entry, state, length)?;
         }
+        state.look_whether_fresh();
         let is_other = |device: &Device| device.is_read_only() != is_read_only;
         if state.device.as_ref().is_some_and(is_other) {
             // The instance has examined it, and no longer uses it.
@@ -371,6 +372,7 @@ impl Daemon {
                 }
                 state.whole = None;
                 self.write(entry, state, next)?;
+                self.watch_rest(entry, state);
             }
             Settle::Already | Settle::NotMine => {}
         }
@@ -414,6 +416,7 @@ impl Daemon {
             tell(state);
         }
         self.write(entry, state, next)?;
+        self.watch_rest(entry, state);
         if is_word {
             tell(state);
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use verbatim_mirror::decision::SessionId;
 use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
 
@@ -65,10 +65,14 @@ struct Inner {
     reserve: Option<Arc<Reserve>>,
     /// A write found no room.
     is_full: bool,
+    /// Puts that exist are its receivers.
+    under_way: Arc<watch::Sender<()>>,
 }
 
 /// Content to write, and its extent.
 struct Put {
+    /// Until it is dropped, [`Incoming::ended`] waits.
+    _under_way: watch::Receiver<()>,
     arrival: Arrival,
     tag: Tag,
     extent: Extent,
@@ -146,12 +150,22 @@ impl Incoming {
         self.lock().receiver.renew()
     }
 
-    /// Receives nothing more.
+    /// Receives nothing more, and writes nothing that waits for its turn.
     pub fn close(&self) {
         let mut inner = self.lock();
         inner.receiver.close();
         inner.lines.clear();
         inner.target = None;
+        for put in std::mem::take(&mut inner.chunks) {
+            // Without a connection there are no tasks.
+            inner.receiver.dropped(put.arrival, &mut Vec::new());
+        }
+    }
+
+    /// Waits until nothing is being written any more.
+    pub async fn ended(&self) {
+        let under_way = self.lock().under_way.clone();
+        under_way.closed().await;
     }
 
     /// Serves a connection of the source for this session, until it ends. The source calls the connection
@@ -349,13 +363,10 @@ impl Incoming {
                     let put = inner.take(arrival).expect("it has come");
                     match put.what {
                         What::Fetch(line, landing, fingerprints) => {
-                            let Put {
-                                tag, extent, store, ..
-                            } = put;
-                            let incoming = self.clone();
-                            let then = Box::new(move |fetched| {
-                                incoming.fetched(line, arrival, tag, extent, store, fetched);
-                            });
+                            let tag = put.tag;
+                            let what = What::Data(Vec::new());
+                            let (incoming, empty) = (self.clone(), Put { what, ..put });
+                            let then = Box::new(move |fetched| incoming.fetched(line, empty, fetched));
                             let job = Job {
                                 landing,
                                 fingerprints,
@@ -440,38 +451,27 @@ impl Incoming {
         inner.names.remove(&put.arrival);
     }
 
-    /// A chunk has come by RDMA, with the ring's position behind it; or its fetch has failed.
-    fn fetched(
-        self: &Arc<Self>,
-        line: Line,
-        arrival: Arrival,
-        tag: Tag,
-        extent: Extent,
-        store: Arc<Store>,
-        fetched: Result<(Vec<u8>, u64), String>,
-    ) {
+    /// A chunk has come by RDMA, with the ring's position behind it; or its fetch has failed. `empty`: the content is not in it yet.
+    fn fetched(self: &Arc<Self>, line: Line, empty: Put, fetched: Result<(Vec<u8>, u64), String>) {
         let mut inner = self.lock();
-        match fetched {
-            Ok((data, end)) => {
+        let (arrival, tag) = (empty.arrival, empty.tag);
+        let why = match fetched {
+            Ok((data, end)) if inner.target.is_some() => {
                 inner.say(line, ToSource::Taken(end));
-                let what = What::Data(data);
-                let reserve = inner.reserve.clone();
+                let (what, reserve) = (What::Data(data), inner.reserve.clone());
                 let put = Put {
-                    arrival,
-                    tag,
-                    extent,
                     what,
-                    store,
                     reserve,
+                    ..empty
                 };
-                self.put(&mut inner, put);
+                return self.put(&mut inner, put);
             }
-            Err(why) => {
-                let tasks = inner.not_fetched(arrival, tag, &why);
-                self.carry_out(&mut inner, tasks);
-                inner.names.remove(&arrival);
-            }
-        }
+            Ok(_) => "the copy was given up".to_owned(),
+            Err(why) => why,
+        };
+        let tasks = inner.not_fetched(arrival, tag, &why);
+        self.carry_out(&mut inner, tasks);
+        inner.names.remove(&arrival);
     }
 
     /// Equal data on the disk need not be sent. Data that are only in the page cache do not count: a failed
@@ -529,6 +529,7 @@ impl Inner {
         let (tag, extent, what) = self.arrivals.remove(&arrival)?;
         let (_, store, _) = self.target.as_ref().expect("it is filled");
         Some(Put {
+            _under_way: self.under_way.subscribe(),
             arrival,
             tag,
             extent,
@@ -701,5 +702,35 @@ mod tests {
             .expect("it is taken");
         assert_eq!(done(&mut second).await, Tag::Change(3));
         assert_eq!([0, 4096, 8192].map(|offset| byte(&store, offset)), [1, 0, 3]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_waits_for_its_turn_is_not_written_after_the_copy_was_closed() {
+        static WAITS: AtomicBool = AtomicBool::new(true);
+        fn hold(point: Point) -> crate::faults::Fault {
+            while point == Point::Written && WAITS.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            crate::faults::Fault::None
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new_file(&folder.path().join("data"), LENGTH).expect("a file");
+        let (incoming, store) = (Incoming::new(Disks::new(2), hold), Arc::new(store));
+        let mut line = connect(&incoming, &store, 7).await;
+        for (tag, offset) in [(1, 0), (2, 4096), (3, 8192)] {
+            line.write_all(&put(Tag::Chunk(tag), offset, tag as u8))
+                .await
+                .expect("sent");
+        }
+        // The first one was written, and its turn is not over.
+        while incoming.lock().chunks.len() < 2 || byte(&store, 0) != 1 {
+            tokio::task::yield_now().await;
+        }
+        incoming.close();
+        let ended = tokio::time::timeout(std::time::Duration::from_millis(50), incoming.ended());
+        assert!(ended.await.is_err(), "one is under way");
+        WAITS.store(false, Ordering::Relaxed);
+        incoming.ended().await;
+        assert_eq!([0, 4096, 8192].map(|offset| byte(&store, offset)), [1, 0, 0]);
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
 
+use super::signature::Signature;
 use super::sys;
 
 /// The extended attribute with the mark of a file; more may follow it ([`super::age`]).
@@ -39,6 +40,9 @@ pub enum Identity {
         /// The kernel's identifiers of it, by their kinds.
         #[serde(default)]
         names: BTreeMap<String, String>,
+        /// The block that this daemon has written behind the volume, since the device had no name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        signature: Option<Signature>,
     },
 }
 
@@ -58,14 +62,34 @@ impl Identity {
     pub fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         if metadata.file_type().is_block_device() {
-            let names = names_of(metadata.rdev());
-            return Ok(Self::Device { names });
+            return Ok(Self::Device {
+                names: names_of(metadata.rdev()),
+                signature: None,
+            });
         }
         Ok(Self::File {
             mark: mark(file),
             file_system: sys::file_system(file).map(|uuid| hexadecimal(&uuid)),
             handle: sys::handle(file).map(|(kind, bytes)| format!("{kind}:{}", hexadecimal(&bytes))),
         })
+    }
+
+    /// The same, with the signature of a device that was noted with one.
+    pub fn beside(file: &File, noted: Option<&Self>) -> io::Result<Self> {
+        let mut found = Self::of(file)?;
+        if let (Self::Device { signature, .. }, Some(offset)) = (&mut found, noted.and_then(Self::signed_at))
+        {
+            *signature = Signature::read(file, offset)?;
+        }
+        Ok(found)
+    }
+
+    /// The first byte of its signature on the device.
+    pub fn signed_at(&self) -> Option<u64> {
+        match self {
+            Self::Device { signature, .. } => signature.as_ref().map(|signature| signature.offset),
+            Self::File { .. } => None,
+        }
     }
 
     /// Gives a file a mark of its own. A file system without marks is not an error.
@@ -81,7 +105,7 @@ impl Identity {
     pub fn tells_it(&self) -> bool {
         match self {
             Self::File { mark, handle, .. } => mark.is_some() || handle.is_some(),
-            Self::Device { names } => !names.is_empty(),
+            Self::Device { names, signature } => !names.is_empty() || signature.is_some(),
         }
     }
 
@@ -114,7 +138,24 @@ impl Identity {
                 }
                 Match::Same
             }
-            (Self::Device { names }, Self::Device { names: now }) => compare_names(names, now),
+            (
+                Self::Device { names, signature },
+                Self::Device {
+                    names: now,
+                    signature: signature_now,
+                },
+            ) => {
+                let is_signed = signature.is_some() && signature == signature_now;
+                let has_common_name = names.keys().any(|name| now.contains_key(name));
+                match compare_names(names, now) {
+                    // Names that differ count for more than a block, which may have been copied with all others.
+                    _ if is_signed && !has_common_name => Match::Same,
+                    Match::Same if names.is_empty() && signature.is_some() => Match::Other(
+                        "it does not have the signature that was written behind the volume".to_owned(),
+                    ),
+                    compared => compared,
+                }
+            }
             (Self::File { .. }, Self::Device { .. }) => {
                 Match::Other("it is a block device, and was a file".to_owned())
             }
@@ -240,7 +281,44 @@ mod tests {
         let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
         Identity::Device {
             names: names.iter().map(own).collect(),
+            signature: None,
         }
+    }
+
+    fn signed(names: &[(&str, &str)], number: &str) -> Identity {
+        let Identity::Device { names, .. } = device(names) else {
+            unreachable!("it is one")
+        };
+        let signature = Some(Signature {
+            offset: 4096,
+            number: number.to_owned(),
+        });
+        Identity::Device { names, signature }
+    }
+
+    #[test]
+    fn a_device_without_a_name_is_told_by_its_signature() {
+        let noted = signed(&[], "1");
+        assert!(noted.tells_it());
+        assert_eq!(noted.compare(&noted), Match::Same);
+        // A later kernel has a name for it.
+        assert_eq!(noted.compare(&signed(&[("wwid", "1")], "1")), Match::Same);
+        for other in [
+            device(&[]),
+            signed(&[], "2"),
+            device(&[("wwid", "1")]),
+            file(None, None, None),
+        ] {
+            assert!(matches!(noted.compare(&other), Match::Other(_)), "{other:?}");
+        }
+        let both = signed(&[("wwid", "1")], "1");
+        for same in [device(&[("wwid", "1")]), signed(&[], "1")] {
+            assert_eq!(both.compare(&same), Match::Same, "{same:?}");
+        }
+        assert!(
+            matches!(both.compare(&signed(&[("wwid", "2")], "1")), Match::Other(_)),
+            "a copy of its blocks"
+        );
     }
 
     #[test]

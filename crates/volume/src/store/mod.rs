@@ -9,6 +9,7 @@ mod direct;
 pub mod identity;
 mod opening;
 mod resident;
+mod signature;
 mod sys;
 pub mod trust;
 mod under_way;
@@ -17,7 +18,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -27,7 +28,10 @@ use verbatim_mirror::decision::VolumeId;
 use crate::quick::Quick;
 pub use age::at as seen_at;
 use direct::Direct;
+use identity::Identity;
 pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
+pub use signature::Room;
+use signature::Signature;
 use trust::{Belief, Marker, Trust};
 
 /// Zeros that are written if the file system cannot make them.
@@ -55,6 +59,8 @@ const LOCAL: [u64; 7] = [
 pub struct Store {
     file: File,
     is_device: bool,
+    /// The first byte of the device's signature, behind the volume; `u64::MAX` if there is none.
+    signed_at: AtomicU64,
     /// This process has made the file, and nobody had one there.
     is_fresh: bool,
     /// Whether a write that is refused for lack of room leaves earlier writes intact.
@@ -74,6 +80,7 @@ impl Store {
         let system = rustix::fs::fstatfs(&file).map(|system| system.f_type as u64);
         Ok(Self {
             is_device,
+            signed_at: AtomicU64::new(u64::MAX),
             is_fresh,
             refuses_cleanly: !is_device && system.is_ok_and(|system| LOCAL.contains(&system)),
             file,
@@ -110,6 +117,23 @@ impl Store {
         self.is_device || self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
+    /// Writes a signature behind a volume of this length, if there is room for it.
+    pub fn sign(&self, length: u64) -> io::Result<Result<Identity, Room>> {
+        let offset = match Room::of(&self.file, length)? {
+            Room::At(offset) => offset,
+            none => return Ok(Err(none)),
+        };
+        let signature = Signature::write(&self.file, offset)?;
+        self.signed_at.store(offset, Ordering::Relaxed);
+        Ok(Ok(match Identity::of(&self.file)? {
+            Identity::Device { names, .. } => Identity::Device {
+                names,
+                signature: Some(signature),
+            },
+            file @ Identity::File { .. } => file,
+        }))
+    }
+
     /// Its size now.
     pub fn size(&self) -> io::Result<u64> {
         match self.is_device {
@@ -121,6 +145,13 @@ impl Store {
     /// Makes the data at least this long, durably. Longer data stay as they are.
     pub fn reach(&self, length: u64) -> io::Result<()> {
         let size = self.size()?;
+        let signed_at = self.signed_at.load(Ordering::Relaxed);
+        if length > signed_at {
+            return Err(io::Error::other(format!(
+                "the device has {size} bytes, and from byte {signed_at} on the signature by which it is known, since it has no name: the volume \
+                 cannot have {length}"
+            )));
+        }
         if size >= length {
             return Ok(());
         }

@@ -5,6 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::SeekFrom;
@@ -122,7 +123,7 @@ impl Store {
         if is_device && expected.belief != Belief::Suspect {
             takes_writes(&file).map_err(failed)?;
         }
-        let identity = Identity::of(&file).map_err(failed)?;
+        let identity = Identity::beside(&file, expected.identity).map_err(failed)?;
         let mut remark = None;
         let mut differs = None;
         match expected.identity.map(|noted| noted.compare(&identity)) {
@@ -178,6 +179,9 @@ impl Store {
             keep_private(&file, path);
         }
         let store = Store::new(file, false, expected.belief, expected.marker).map_err(failed)?;
+        if let Some(offset) = identity.signed_at() {
+            store.signed_at.store(offset, Ordering::Relaxed);
+        }
         if expected.belief == Belief::Sound {
             // Writes of an earlier process may have failed since: this flush then gets the error.
             let flushed = match expected.first {

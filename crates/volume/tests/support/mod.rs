@@ -6,6 +6,7 @@ pub mod block;
 pub mod client;
 pub mod devices;
 pub mod frozen;
+pub mod orders;
 #[allow(unsafe_code, reason = "pages are locked")]
 pub mod pinned;
 pub mod rnic;
@@ -130,6 +131,11 @@ impl Lab {
     /// Kills this host's RNIC.
     pub fn kill_rnic(&mut self, host: usize) {
         drop(self.rnics[host].take().expect("it runs"));
+    }
+
+    /// Makes this host's RNIC hang.
+    pub fn hang_rnic(&self, host: usize) {
+        self.rnics[host].as_ref().expect("it runs").hang();
     }
 
     /// A path of this host.

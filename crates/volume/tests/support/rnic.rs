@@ -30,6 +30,14 @@ impl Rnic {
     }
 }
 
+impl Rnic {
+    /// Stops the process, which answers nobody from now on.
+    pub fn hang(&self) {
+        let process = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(process, rustix::process::Signal::STOP).expect("it is ours");
+    }
+}
+
 impl Drop for Rnic {
     fn drop(&mut self) {
         self.0.kill().expect("it is ours");
