@@ -57,6 +57,7 @@ fields! {
     req_cqe_flush_error => "req_cqe_flush_error",
     duplicate_request => "duplicate_request",
     out_of_sequence => "out_of_seq_request",
+    refused_datagrams => "refused_datagrams",
     sent_rnr_nak => "send_rnr_err",
     rcvd_atomics => "rx_atomic_requests",
     out_of_buffer => "out_of_buffer",

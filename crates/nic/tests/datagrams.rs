@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use support::objects::{QKEY, av, datagram};
 use support::program::{ALL_ACCESS, CAP, gid, send, write, write_with_imm};
 use support::{End, Server, Ud};
-use verbatim_device::control::{AddressVector, QpType, Request};
+use verbatim_device::control::{AddressVector, QpAttr, QpAttrMask, QpType, Request};
 use verbatim_device::layout::SendWqe;
 
 const SUCCESS: u32 = 0;
@@ -109,6 +109,51 @@ fn one_queue_pair_sends_to_many() {
             );
         }
     }
+}
+
+/// The RNIC itself speaks with controlled queue keys, to queue pair 1 of others: no program gets one, and none reaches that.
+#[test]
+fn a_program_does_not_speak_in_the_name_of_its_host() {
+    let (a, b) = (Server::start([127, 7, 47, 1]), Server::start([127, 7, 47, 2]));
+    let (mut left, mut right) = (Ud::new(&a, CAP), Ud::new(&b, CAP));
+    // The communication manager's, that of messages that RNICs pass on, and the first and the last of them.
+    for qkey in [0x8001_0000, 0x8056_4d01, 0x8000_0000, 0xffff_ffff] {
+        let attr = QpAttr {
+            qkey,
+            ..QpAttr::default()
+        };
+        let change = Request::ModifyQp {
+            qpn: left.qp.qpn,
+            mask: QpAttrMask::QKEY,
+            attr,
+        };
+        assert_eq!(left.program.errno(change), libc::EPERM, "{qkey:#x}");
+    }
+    let from = left.program.adopted(8192, ALL_ACCESS);
+    let into = right.program.adopted(8192, ALL_ACCESS);
+    right.program.post_recv(&mut right.qp, 1, &[into.sge(0, 100)]);
+    let ah = left.ah_to(b.address);
+    for (wr_id, remote_qkey) in [(1, QKEY), (2, 0x8001_0000), (3, 0x8056_4d01)] {
+        let management = SendWqe {
+            remote_qkey,
+            ..datagram(wr_id, ah, 1)
+        };
+        left.send(management, from.sge(0, 8));
+    }
+    // A controlled key in a request stands for the queue pair's own: this one arrives.
+    let own_key = SendWqe {
+        remote_qkey: 0x8001_0000,
+        ..datagram(4, ah, right.qp.qpn)
+    };
+    left.send(own_key, from.sge(0, 8));
+    assert_eq!(right.queue.wait().byte_len, 48);
+    for wr_id in 1..5 {
+        let sent = left.queue.wait();
+        assert_eq!((sent.wr_id, sent.status), (wr_id, SUCCESS));
+    }
+    b.wait_for("one packet, and none for queue pair 1", |counters| {
+        counters.rx_packets == 1
+    });
 }
 
 #[test]

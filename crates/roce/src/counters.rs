@@ -37,6 +37,8 @@ pub struct Counters {
     pub rp_cnp_handled: u64,
     /// Datagrams longer than the port's MTU: never sent.
     pub overlong_datagrams: u64,
+    /// Datagrams to a management queue pair: never sent.
+    pub refused_datagrams: u64,
     pub req_cqe_error: u64,
     pub req_cqe_flush_error: u64,
 

@@ -6,8 +6,8 @@ use pair::{Faults, Pair, SEND, Setup, Side, destination, read, send_imm, sge, wr
 use proptest::prelude::*;
 use verbatim_roce::wire::grh::{GRH_BYTES, from_flow};
 use verbatim_roce::{
-    AccessFlags, Event, Flow, Mtu, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, Queue, SendData,
-    SgeList, Traffic, Transmit, TxBatch, WcFlags, WcOpcode, WcStatus,
+    AccessFlags, Destination, Event, Flow, Mtu, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, Queue,
+    SendData, SgeList, Traffic, Transmit, TxBatch, WcFlags, WcOpcode, WcStatus,
 };
 
 fn pair(qp_type: QpType, setup: Setup) -> Pair {
@@ -41,6 +41,31 @@ fn to(state: QpState) -> QpAttributes {
         state: Some(state),
         ..QpAttributes::default()
     }
+}
+
+/// Queue pairs 0 and 1 are the hosts' own: a program that could send to them would speak in its host's name.
+#[test]
+fn nothing_is_sent_to_the_management_queue_pairs() {
+    let mut pair = ud();
+    for (wr_id, number) in [(0, 0), (1, 1), (2, 2)] {
+        let data = SendData::Sges(SgeList::new(&[sge(1, 0x10000, 100)]).unwrap());
+        pair.a.host.post_with(wr_id, SEND, data, |request| {
+            request.destination = Some(Destination {
+                qpn: Qpn::new(number),
+                qkey: 1 << 31,
+                ..destination(Side::B)
+            });
+        });
+    }
+    pair.run();
+    let sent = pair.a.host.outcomes(Queue::Send);
+    assert_eq!(sent.len(), 3);
+    assert!(
+        sent.iter().all(|(_, status)| *status == WcStatus::Success),
+        "nobody tells a sender"
+    );
+    assert_eq!((pair.link.sent, pair.a.qp.counters().refused_datagrams), (1, 2));
+    assert_eq!(pair.a.qp.state(), QpState::Rts);
 }
 
 #[test]

@@ -13,6 +13,10 @@ use crate::objects::Objects;
 use crate::qp::FLUSH_INTERVAL;
 use crate::qp::Route;
 
+/// Queue keys with this bit are controlled (IBA §10.2.5): hosts themselves speak with them, to queue pair 1 of others. The
+/// kernel gives them to holders of `CAP_NET_RAW`; here the RNIC keeps them.
+const CONTROLLED_QKEY: u32 = 1 << 31;
+
 impl Desk<'_> {
     pub(super) fn modify_qp(
         &mut self,
@@ -119,6 +123,15 @@ fn translate(device: &Device, mask: QpAttrMask, attr: &QpAttr) -> Result<QpAttri
                 "{name} is {value}, and at most {most} is possible"
             )));
         }
+    }
+    if given(QpAttrMask::QKEY) && attr.qkey & CONTROLLED_QKEY != 0 {
+        return Err(Refused::new(
+            libc::EPERM,
+            format!(
+                "queue key {:#x} is one of the RNIC's own; take one below 0x80000000",
+                attr.qkey
+            ),
+        ));
     }
     if given(QpAttrMask::PORT) && attr.port_num != 1 {
         return Err(Refused::invalid(format!(

@@ -16,6 +16,9 @@ use crate::{
 /// A Q_Key in a request with this bit stands for the queue pair's own (IBA §10.2.5).
 const OWN_QKEY: u32 = 1 << 31;
 
+/// Numbers below this one are those of management queue pairs, which are the hosts' own (IBA §10.2.4).
+const FIRST_QPN_OF_PROGRAMS: u32 = 2;
+
 /// The sender's half of a datagram queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Sender {
@@ -131,6 +134,11 @@ impl Sender {
         if len > shell.link.mtu.bytes() {
             // IBA C10-93.1.1: nothing is emitted, and no error is generated.
             shell.counters.overlong_datagrams += 1;
+            return Ok(len);
+        }
+        if destination.qpn.get() < FIRST_QPN_OF_PROGRAMS {
+            // The host there would take it for a message of this host. It is lost, as one with a wrong key is on hardware.
+            shell.counters.refused_datagrams += 1;
             return Ok(len);
         }
         direct(batch, &destination.path)?;
