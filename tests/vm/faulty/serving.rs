@@ -120,9 +120,9 @@ fn midway() -> anyhow::Result<()> {
     story
         .hosts
         .order(1, &["place", VOLUME, "--data", disk_there.word()])?;
-    // What comes is in the page cache there, and cannot be flushed: no commit comes before the failure.
-    let held = disk_there.hold()?;
     let moving = part_of_it(&story.hosts)?;
+    // The rest cannot be flushed there: no commit comes before the failure.
+    let held = disk_there.hold()?;
     story.disk.load(&writes_fail(&story.medium)?)?;
     let patch = noise(8, 1 << 20);
     let mut client = story.hosts.client(0)?;
