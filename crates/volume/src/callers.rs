@@ -178,9 +178,8 @@ impl Places {
     }
 }
 
-/// Places for orders. The first one about a volume takes no place from the others: volumes whose disks hang, with all the orders that wait for
-/// them, keep
-/// nobody from orders about other volumes.
+/// Places for orders. The first order about a volume takes no place from the others: volumes with disks that
+/// hang, and all the orders that wait for them, keep nobody from orders about other volumes.
 #[derive(Debug)]
 pub struct Orders {
     first: Arc<Places>,

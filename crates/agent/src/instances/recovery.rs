@@ -120,9 +120,8 @@ async fn settle_later(agent: Shared, name: String) {
     }
 }
 
-/// Lists an instance as one that is being taken over, until that is known, if its record is here and its first
-/// process is there. `session`: this host's part in one that an earlier agent
-/// had begun.
+/// Lists an instance as one that is being taken over, until that is known, if its record and its first process
+/// exist. `session`: this host's part in one that an earlier agent had begun.
 pub fn expect(agent: &Shared, name: &str, session: Option<(u64, Role)>) {
     let paths = Paths::new(&agent.config.runtime_dir, name);
     let Ok(text) = std::fs::read(&paths.record) else {

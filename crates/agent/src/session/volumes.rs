@@ -183,9 +183,8 @@ fn is_settled(row: Option<&Row>, note: &Note, is_committed: bool) -> anyhow::Res
             row.name,
             row.trouble.as_deref().unwrap_or("no reason is given")
         ),
-        // A destination that was rolled back may never have had a copy. A source had one, and so had a destination that was committed: it is in
-        // another folder
-        // than the one that the daemon has now.
+        // A destination that was rolled back may never have had a copy. A source had one, and so had a
+        // destination that was committed: it is in another folder than the daemon's present one.
         "none" if note.role == Role::Source || is_committed => bail!(
             "the volume daemon has no copy of {}: {}",
             row.name,

@@ -191,7 +191,7 @@ async fn resolve(name: &str) -> Result<BTreeSet<IpAddr>, String> {
     Ok(addresses.map(|address| address.ip().to_canonical()).collect())
 }
 
-/// Whether this host has an address: the kernel would send from it what goes to it.
+/// Whether this host has an address: the kernel would send packets to it from the address itself.
 fn is_own(address: IpAddr) -> bool {
     let any: SocketAddr = match address {
         IpAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
