@@ -25,7 +25,7 @@ use crate::instances::machine;
 use crate::instances::machine::Origin;
 use crate::instances::machine::guest::Guest;
 use crate::instances::machine::trouble;
-use crate::instances::record::{Record, parse_address};
+use crate::instances::record::{Record, parse_address, parse_addresses};
 use crate::instances::recovery;
 use crate::instances::shown;
 use crate::instances::start;
@@ -54,6 +54,9 @@ fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
     result.map(Response::new).map_err(|error| status(&error))
 }
 
+/// A bundle's annotation of the addresses that it may send from beside its own, by commas.
+const ADDRESSES: &str = "org.verbatim.addresses";
+
 /// A stream of answers.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
@@ -66,6 +69,7 @@ impl ControlService {
     ) -> anyhow::Result<Record> {
         let (address, prefix) = self.address(&request.address, reservation)?;
         let binds = shown::parse(&request.binds)?;
+        let mut further = parse_addresses(&request.further_addresses)?;
         if request.prealloc && !request.machine {
             bail!("--prealloc needs --vm: only a virtual machine's memory can be allocated from the start");
         }
@@ -115,6 +119,12 @@ impl ControlService {
             shown.retain(|known| binds.iter().all(|bind| bind.path != known.path));
             shown.extend(binds);
         }
+        if let Some(named) = workload.annotation(ADDRESSES) {
+            let named: Vec<_> = named.split(',').map(str::trim).collect();
+            let named =
+                parse_addresses(&named).with_context(|| format!("in the bundle's annotation {ADDRESSES}"))?;
+            further.extend(named);
+        }
         let record = Record {
             name,
             workload,
@@ -131,6 +141,7 @@ impl ControlService {
             swap,
             files,
             prealloc: request.prealloc,
+            further,
         };
         if let Some(lack) = volumes::lacking(&record).first() {
             bail!("{lack}");

@@ -107,6 +107,12 @@ impl Client {
                 self.version.host
             );
         }
+        if !request.further_addresses.is_empty() && !can(protocol::ADDRESS_FILTER) {
+            bail!(
+                "the agent of {} does not know --allow-address; upgrade it",
+                self.version.host
+            );
+        }
         told(self.inner.clone().run(request).await)
     }
 

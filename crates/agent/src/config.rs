@@ -33,6 +33,8 @@ pub struct Config {
     pub bridge: String,
     /// The largest packet of an instance's link in bytes; the kernel's default if `None`.
     pub mtu: Option<u32>,
+    /// Frames of an instance with addresses of others are dropped at its link.
+    pub filters_addresses: bool,
     /// The parent of the instances' cgroups; unique to this host where virtual hosts share a machine.
     pub cgroup_parent: PathBuf,
 }

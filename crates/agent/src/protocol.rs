@@ -83,6 +83,10 @@ pub const POST_COPY_RDMA: &str = "post-copy-rdma";
 
 /// It gives instances file systems of their own, and shows them parts of its host (`RunRequest.files`, `prealloc`, `binds`).
 pub const INSTANCE_FILES: &str = "instance-files";
+
+/// It drops frames of instances with addresses of others (`RunRequest.further_addresses`).
+pub const ADDRESS_FILTER: &str = "address-filter";
+
 /// It compares the processor, machine type and TPM that a virtual machine needs with its own
 /// (`OpenRequest.machine`).
 pub const MACHINE_FITS: &str = "machine-fits";
@@ -109,6 +113,7 @@ const CAPABILITIES: &[&str] = &[
     MACHINE_SWAP,
     POST_COPY,
     POST_COPY_RDMA,
+    ADDRESS_FILTER,
     INSTANCE_FILES,
     MACHINE_FITS,
     DISK_SERVERS,

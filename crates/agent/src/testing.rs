@@ -85,6 +85,7 @@ impl TestHost {
             memory_overcommit: 1.0,
             bridge: String::new(),
             mtu: None,
+            filters_addresses: true,
             cgroup_parent: path.clone(),
         };
         let directory = Directory::load(&config.hosts, host).unwrap();

@@ -291,6 +291,11 @@ pub struct RunArguments {
     /// Its address and prefix length, such as 10.77.1.5/16; picked by the host's agent if not given.
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     pub address: Option<String>,
+    /// A further IPv4 or IPv6 address that it may send from, such as a second one of its link. Frames with other addresses than
+    /// these, its own and its link-local one are dropped at its host. May be given more than once. A bundle names them in its
+    /// annotation org.verbatim.addresses, by commas.
+    #[arg(long, value_name = "ADDRESS")]
+    pub allow_address: Vec<std::net::IpAddr>,
     /// Environment variables.
     #[arg(short, long, value_name = "NAME=VALUE")]
     pub env: Vec<String>,
@@ -469,6 +474,10 @@ pub struct AgentArguments {
     /// The largest packet of an instance's link, in bytes.
     #[arg(long)]
     pub mtu: Option<u32>,
+    /// Let instances send from any address. Without it frames with addresses of others, and packets to RNICs, are
+    /// dropped at the host's end of an instance's link; nft(8) puts the filter there.
+    #[arg(long)]
+    pub no_address_filter: bool,
     /// The guest library; the one beside this program if not given.
     #[arg(long)]
     pub library: Option<PathBuf>,

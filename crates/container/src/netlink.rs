@@ -3,7 +3,7 @@
 //! A call is one system call each way and takes microseconds, so it may stand in a blackout; a forked `ip` may not.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
@@ -136,6 +136,25 @@ impl Netlink {
         self.call(request)
     }
 
+    /// A link's addresses, those of IPv4 first.
+    pub fn addresses(&self, link: LinkIndex) -> io::Result<Vec<IpAddr>> {
+        let mut addresses = Vec::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let mut request = Request::new(libc::RTM_GETADDR, libc::NLM_F_DUMP);
+            // struct ifaddrmsg
+            request.bytes(&[family as u8, 0, 0, 0, 0, 0, 0, 0]);
+            rustix::net::send(&self.0, &request.finish(), SendFlags::empty())?;
+            loop {
+                let mut answer = [0u8; 32 * 1024];
+                let (_, length) = rustix::net::recv(&self.0, &mut answer[..], RecvFlags::empty())?;
+                if !addresses_of(&answer[..length], link, &mut addresses)? {
+                    break;
+                }
+            }
+        }
+        Ok(addresses)
+    }
+
     /// Adds the default route.
     pub fn add_default_route(&self, link: LinkIndex, gateway: Ipv4Addr) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
@@ -232,6 +251,46 @@ fn running_links(reports: &[u8]) -> impl Iterator<Item = LinkIndex> {
         Some((kind == libc::RTM_NEWLINK && flags & wanted == wanted).then_some(LinkIndex(index)))
     })
     .flatten()
+}
+
+/// Adds the addresses of a link that a part of a dump says. False after the last part.
+fn addresses_of(part: &[u8], link: LinkIndex, addresses: &mut Vec<IpAddr>) -> io::Result<bool> {
+    let mut rest = part;
+    while let Some((header, _)) = rest.split_first_chunk::<16>() {
+        let [a, b, c, d, low, high, ..] = *header;
+        let length = (u32::from_ne_bytes([a, b, c, d]) as usize).max(16);
+        let message = rest.get(..length).unwrap_or(rest);
+        match i32::from(u16::from_ne_bytes([low, high])) {
+            libc::NLMSG_DONE => return Ok(false),
+            libc::NLMSG_ERROR => return acknowledged(message).map(|()| false),
+            _ => addresses.extend(address_of(message, link)),
+        }
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(true)
+}
+
+/// The address in a `RTM_NEWADDR`, if it is one of this link: `struct nlmsghdr`, `struct ifaddrmsg`, attributes.
+fn address_of(message: &[u8], link: LinkIndex) -> Option<IpAddr> {
+    let index = u32::from_ne_bytes(message.get(20..24)?.try_into().ok()?);
+    let mut rest = message.get(24..)?;
+    let mut found = None;
+    while let Some((&[low, high, kind, kind_high], _)) = rest.split_first_chunk::<4>() {
+        let length = usize::from(u16::from_ne_bytes([low, high])).max(4);
+        let value = rest.get(4..length)?;
+        let kind = u16::from_ne_bytes([kind, kind_high]);
+        let address = <[u8; 4]>::try_from(value)
+            .map(IpAddr::from)
+            .or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from));
+        // A link between two points has that of its other end as IFA_ADDRESS.
+        match kind {
+            libc::IFA_LOCAL => return address.ok().filter(|_| index == link.0),
+            libc::IFA_ADDRESS => found = address.ok(),
+            _ => {}
+        }
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    found.filter(|_| index == link.0)
 }
 
 /// The peer's own link message within a veth's data (`linux/veth.h`).

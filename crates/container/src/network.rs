@@ -17,13 +17,14 @@
 
 use std::fs::File;
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use verbatim_filter::LinkFilter;
 
 use crate::netlink::{Change, LinkIndex, Netlink};
 
@@ -57,6 +58,16 @@ pub struct NetworkConfig {
     /// It is a virtual machine's, which has the address itself: in the namespace there are a tap link for it ([`TAP`]) and a bridge in place
     /// of an address.
     pub tap: bool,
+    /// Addresses that it may send from beside its own and its link-local one; all other frames are dropped at the host's end of its link.
+    /// `None`: no frame is.
+    pub further: Option<Vec<IpAddr>>,
+}
+
+impl NetworkConfig {
+    fn filter(&self) -> Option<LinkFilter> {
+        let further = self.further.as_ref()?;
+        Some(LinkFilter::new(mac_of(self.address), self.address, further))
+    }
 }
 
 /// Whether an instance's link carries packets.
@@ -103,6 +114,7 @@ pub struct Network {
     address: Ipv4Addr,
     /// Somebody else does, where the address is somebody else's.
     announces: bool,
+    filter: Option<LinkFilter>,
     link: LinkIndex,
     netlink: Netlink,
     reports: Netlink,
@@ -181,6 +193,7 @@ impl Network {
             .map_err(step("make a pair of veth links"))?;
         let outside =
             index_of(&name).ok_or_else(|| step("find the link just made")(io::ErrorKind::NotFound.into()))?;
+        set_filter(config, &name).map_err(step("filter the link"))?;
         netlink
             .change(outside, Change::Master(bridge))
             .map_err(step("attach a link to the bridge"))?;
@@ -206,6 +219,7 @@ impl Network {
             path: path.clone(),
             address,
             announces: !config.tap,
+            filter: config.filter(),
             link: outside,
             netlink,
             reports,
@@ -229,14 +243,17 @@ impl Network {
         };
         let namespace = File::open(path).map_err(step("open the namespace"))?;
         let netlink = Netlink::open().map_err(step("open a netlink socket"))?;
-        let link = index_of(&outside_name(path))
-            .ok_or_else(|| step("find the link")(io::ErrorKind::NotFound.into()))?;
+        let name = outside_name(path);
+        let link = index_of(&name).ok_or_else(|| step("find the link")(io::ErrorKind::NotFound.into()))?;
+        // The agent before this one may have been told otherwise, or be of a release that has no filter.
+        set_filter(config, &name).map_err(step("filter the link"))?;
         let inside = inside(&namespace, Inside::open).map_err(step("open sockets in the namespace"))?;
         let reports = Netlink::listen().map_err(step("open a netlink socket"))?;
         Ok(Self {
             path: path.clone(),
             address: config.address,
             announces: !config.tap,
+            filter: config.filter(),
             link,
             netlink,
             reports,
@@ -285,6 +302,19 @@ impl Network {
         )
     }
 
+    /// Addresses of the instance's end of its link from which nothing passes its filter.
+    pub fn filtered(&self) -> Result<Vec<IpAddr>, NetworkError> {
+        let Some(filter) = &self.filter else {
+            return Ok(Vec::new());
+        };
+        let namespace = self.step("open the namespace", File::open(&self.path))?;
+        let link = self.inside.link;
+        let found = inside(&namespace, || Netlink::open()?.addresses(link));
+        let mut found = self.step("read the addresses", found)?;
+        found.retain(|address| !filter.allows(*address));
+        Ok(found)
+    }
+
     /// Removes what an agent that died may have left of a network at `path`; nothing if there is nothing.
     pub fn clear(path: &Path) -> Result<(), NetworkError> {
         let step = |action| {
@@ -294,9 +324,11 @@ impl Network {
                 source,
             }
         };
-        if let Some(link) = index_of(&outside_name(path)) {
+        let name = outside_name(path);
+        if let Some(link) = index_of(&name) {
             let netlink = Netlink::open().map_err(step("open a netlink socket"))?;
             netlink.delete(link).map_err(step("delete the link"))?;
+            drop_filter(&name);
         }
         remove_namespace(path).map_err(step("remove the namespace"))
     }
@@ -308,6 +340,9 @@ impl Network {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
             result => self.step("delete the link", result)?,
         }
+        if self.filter.is_some() {
+            drop_filter(&outside_name(&self.path));
+        }
         self.step("remove the namespace", remove_namespace(&self.path))
     }
 
@@ -317,6 +352,24 @@ impl Network {
             path: self.path.clone(),
             source,
         })
+    }
+}
+
+/// Puts the filter in front of the host's end of a link, or takes it away.
+fn set_filter(config: &NetworkConfig, link: &str) -> io::Result<()> {
+    match config.filter() {
+        Some(filter) => filter.put(link),
+        None => {
+            drop_filter(link);
+            Ok(())
+        }
+    }
+}
+
+/// Takes a filter away. One that stays does nothing without its link.
+fn drop_filter(link: &str) {
+    if let Err(error) = LinkFilter::remove(link) {
+        tracing::debug!(link, %error, "a filter of addresses may stay behind");
     }
 }
 

@@ -60,6 +60,9 @@ pub struct NicConfig {
     /// Whether the interface's other addresses are in the GID table too, after the port's. Switch it off where several
     /// RNICs share an interface. Default: true; the loopback interface's belong to nobody unless it is named itself.
     pub all_addresses: bool,
+    /// Whether packets of this host's users to RNICs are dropped, but for those of root and of the RNIC's own user.
+    /// Default: false.
+    pub filters_users: bool,
     /// The device's name. Default: `verbatim0`.
     pub name: String,
     /// How long the RNIC looks for work before it sleeps. Longer saves a wake-up (some 5 µs) on the next packet or
@@ -88,6 +91,7 @@ impl NicConfig {
             runtime_dir: runtime_dir.into(),
             port: Port::Interface("br0".to_owned()),
             all_addresses: true,
+            filters_users: false,
             name: "verbatim0".to_owned(),
             spin: default_spin(),
             core: None,

@@ -75,6 +75,7 @@ pub fn run(config: NicConfig) -> Result<(), NicError> {
     let stop = signals::termination()?;
     signals::raise_descriptor_limit();
     let is_locked = config.locked;
+    let filtered = config.filters_users.then(|| config.runtime_dir.clone());
     match is_locked {
         true => verbatim_paging::enter(verbatim_paging::Urgency::RealTime)
             .iter()
@@ -88,5 +89,18 @@ pub fn run(config: NicConfig) -> Result<(), NicError> {
     if is_locked && let Some(line) = verbatim_paging::lock() {
         tracing::warn!("{line}");
     }
+    let _filter = filtered.and_then(|folder| filter_users(&folder));
     nic.run(&stop)
+}
+
+/// Without the right to do so, or without nft(8), the RNIC works all the same, and users can write packets to partners.
+fn filter_users(folder: &std::path::Path) -> Option<verbatim_filter::PortFilter> {
+    let user = rustix::process::geteuid().as_raw();
+    match verbatim_filter::PortFilter::put(folder, user) {
+        Ok(filter) => Some(filter),
+        Err(error) => {
+            tracing::warn!(%error, "users of this host can send packets to RNICs in the name of this one: no filter could be put in front of UDP port 4791");
+            None
+        }
+    }
 }

@@ -16,6 +16,7 @@
 //! | `VERBATIM_TEST_LOOK` | a shell command that is run when a test has failed, while its lab (`VERBATIM_LAB_NAME`) still stands |
 //! | `VERBATIM_NEMESIS_FIRST` | the number of the first move of that seed; default 0 |
 
+mod addresses;
 mod application;
 mod compat;
 mod conformance;
@@ -231,6 +232,7 @@ fn main() -> ExitCode {
         failures::tests(),
         faults::tests(),
         lost_rnic::tests(),
+        addresses::tests(),
         files::tests(),
         machines::tests(),
         libvirt::tests(),

@@ -77,6 +77,7 @@ impl Story {
             bridge: "br0".to_owned(),
             mtu: None,
             tap: false,
+            further: None,
         };
         let network = Network::create(&network, Link::Attached)?;
         let bundle = BundleConfig {

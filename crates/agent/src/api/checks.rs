@@ -51,6 +51,12 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         Err(error) => blockers.push(format!("the program's verbs objects are unknown: {error:#}")),
     }
     let (init, record) = (instance.init_pid(), &instance.home.record);
+    match instance.home.filtered_addresses() {
+        Ok(filtered) => notes.extend(filtered.iter().map(|address| {
+            format!("nothing leaves {name} with its address {address}, here or on {destination}: `verbatim run --allow-address {address}` lets it")
+        })),
+        Err(error) => notes.push(format!("the addresses that {name} gave itself are not known: {error}")),
+    }
     let mut needs = String::new();
     let has_rnics = !record.rnics.is_empty();
     let mut carried = None;

@@ -65,6 +65,7 @@ impl ControlService {
             swap: Vec::new(),
             files: self.0.config.instance_files,
             prealloc: false,
+            further: Vec::new(),
         };
         let ram = record.machine.as_ref().map_or(0, Guest::ram);
         // QEMU has its RAM already: no lack of memory can refuse the claim.

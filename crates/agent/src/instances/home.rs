@@ -17,6 +17,7 @@
 //! ```
 
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -25,7 +26,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
-use verbatim_container::{Bundle, BundleConfig, FolderMount, Link, Network, NetworkConfig};
+use verbatim_container::{Bundle, BundleConfig, FolderMount, Link, Network, NetworkConfig, NetworkError};
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 
 use super::filling;
@@ -348,7 +349,14 @@ impl Home {
             bridge: config.bridge.clone(),
             mtu: config.mtu,
             tap: self.record.machine.is_some(),
+            further: config.filters_addresses.then(|| self.record.further.clone()),
         }
+    }
+
+    /// Addresses that the instance gave itself, from which nothing leaves it ([`Network::filtered`]).
+    pub fn filtered_addresses(&self) -> Result<Vec<IpAddr>, NetworkError> {
+        let parts = self.parts();
+        parts.network.as_ref().map_or(Ok(Vec::new()), Network::filtered)
     }
 
     /// Puts the guest library and the gate into the folder of a new instance, or the guest's RAM. `origin` is nothing to a container.
@@ -584,6 +592,7 @@ mod tests {
             memory_overcommit: 1.0,
             bridge: String::new(),
             mtu: None,
+            filters_addresses: true,
             cgroup_parent: folder.to_owned(),
         };
         let record = serde_json::json!({

@@ -1,7 +1,7 @@
 //! What an instance is, wherever it is.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,8 @@ pub struct Record {
     pub files: u64,
     /// All of its RAM is allocated from the start. Only of virtual machines that an agent starts.
     pub prealloc: bool,
+    /// Addresses that it may send from beside its own and its link-local one.
+    pub further: Vec<IpAddr>,
 }
 
 /// As it is stored. What runs a virtual machine has a field of its own for each kind.
@@ -64,6 +66,8 @@ struct Written {
     files: u64,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     prealloc: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    further: Vec<IpAddr>,
 }
 
 fn is_zero(number: &u64) -> bool {
@@ -85,6 +89,7 @@ impl From<Written> for Record {
             swap: written.swap,
             files: written.files,
             prealloc: written.prealloc,
+            further: written.further,
         }
     }
 }
@@ -109,11 +114,17 @@ impl From<Record> for Written {
             domain,
             files: record.files,
             prealloc: record.prealloc,
+            further: record.further,
         }
     }
 }
 
 impl Record {
+    /// All addresses that others may know it by.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        std::iter::once(IpAddr::V4(self.address)).chain(self.further.iter().copied())
+    }
+
     /// The program and its arguments, for people.
     pub fn command(&self) -> Vec<String> {
         match &self.workload {
@@ -121,6 +132,29 @@ impl Record {
             Workload::Bundle { path, .. } => vec![path.display().to_string()],
         }
     }
+}
+
+/// The most addresses that an instance may have beside its own.
+const FURTHER: usize = 64;
+
+/// Reads addresses that an instance may have beside its own.
+pub fn parse_addresses(texts: &[impl AsRef<str>]) -> anyhow::Result<Vec<IpAddr>> {
+    if texts.len() > FURTHER {
+        bail!(
+            "an instance has at most {FURTHER} further addresses, and these are {}",
+            texts.len()
+        );
+    }
+    let parse = |text: &str| {
+        let address: IpAddr = text.parse().with_context(|| {
+            format!("{text:?} is not an IPv4 or IPv6 address, such as 10.77.9.5 or fd00:5::1")
+        })?;
+        if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+            bail!("{address} is no address that packets of one instance come from");
+        }
+        Ok(address)
+    };
+    texts.iter().map(|text| parse(text.as_ref())).collect()
 }
 
 /// Takes an address with the length of its prefix apart: `10.77.1.5/16`.
@@ -160,6 +194,7 @@ mod tests {
             swap: Vec::new(),
             files: 0,
             prealloc: false,
+            further: Vec::new(),
         };
         for machine in [
             None,
@@ -188,6 +223,10 @@ mod tests {
             parse_address("10.77.1.5/16").unwrap(),
             (Ipv4Addr::new(10, 77, 1, 5), 16)
         );
+        assert_eq!(parse_addresses(&["fd00::1", "10.0.0.2"]).unwrap().len(), 2);
+        for bad in ["10.77.1.5/16", "::", "127.0.0.1", "ff02::1", ""] {
+            parse_addresses(&[bad]).unwrap_err();
+        }
         for bad in ["10.77.1.5", "10.77.1.5/33", "10.77.1/16", "x/1", ""] {
             assert!(
                 parse_address(bad).unwrap_err().to_string().contains("such as"),

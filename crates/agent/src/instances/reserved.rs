@@ -2,7 +2,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use anyhow::bail;
@@ -11,10 +11,10 @@ use tokio::sync::watch;
 use super::record::Record;
 use super::{Instance, Instances, State};
 
-/// Address and memory kept for an instance that is being made.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+/// Addresses and memory kept for an instance that is being made.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Held {
-    address: Option<Ipv4Addr>,
+    addresses: Vec<IpAddr>,
     /// Memory that it is to have.
     promised: u64,
 }
@@ -87,11 +87,15 @@ impl Instances {
         let known = self.lock();
         let taken: BTreeSet<_> = known
             .values()
-            .map(|instance| instance.home.record.address)
+            .flat_map(|instance| instance.home.record.addresses().collect::<Vec<_>>())
             .collect();
-        let held: BTreeSet<_> = self.held().filter_map(|(_, held)| held.address).collect();
-        let address = candidates.find(|address| !taken.contains(address) && !held.contains(address))?;
-        reservation.hold(|held| held.address = Some(address));
+        let held: BTreeSet<_> = self.held().flat_map(|(_, held)| held.addresses).collect();
+        let is_free = |address: &Ipv4Addr| {
+            let address = IpAddr::V4(*address);
+            !taken.contains(&address) && !held.contains(&address)
+        };
+        let address = candidates.find(is_free)?;
+        reservation.hold(|held| held.addresses = vec![IpAddr::V4(address)]);
         Some(address)
     }
 
@@ -113,7 +117,7 @@ impl Instances {
         }
         reservation.hold(|held| {
             *held = Held {
-                address: Some(record.address),
+                addresses: record.addresses().collect(),
                 promised,
             }
         });
@@ -157,19 +161,18 @@ impl Instances {
                     record.name
                 ));
             }
-            if other.address == record.address {
-                return Some(format!(
-                    "the address {} is taken by {} there",
-                    record.address, other.name
-                ));
+            let mut addresses = record.addresses();
+            if let Some(address) = addresses.find(|own| other.addresses().any(|taken| taken == *own)) {
+                return Some(format!("the address {address} is taken by {} there", other.name));
             }
         }
-        let mut others = self.held().filter(|(name, _)| *name != record.name.as_str());
-        let (name, _) = others.find(|(_, held)| held.address == Some(record.address))?;
-        Some(format!(
-            "the address {} is being given to {name} there just now",
-            record.address
-        ))
+        let others = self.held().filter(|(name, _)| *name != record.name.as_str());
+        others.into_iter().find_map(|(name, held)| {
+            let address = record.addresses().find(|own| held.addresses.contains(own))?;
+            Some(format!(
+                "the address {address} is being given to {name} there just now"
+            ))
+        })
     }
 }
 

@@ -31,6 +31,10 @@ pub struct NicRunArguments {
     /// Leave the interface's other addresses alone: another RNIC may have them.
     #[arg(long)]
     pub only_address: bool,
+    /// Let this host's users send to UDP port 4791. Without it the kernel drops their packets, but for those of root and of the RNIC's
+    /// own user; nft(8) tells it. Partners know an RNIC by its address, which all users of a host share.
+    #[arg(long)]
+    pub no_port_filter: bool,
     /// The core to keep to: for a machine with several RNICs, or with a core to spare.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_CPU")]
     pub cpu: Option<usize>,

@@ -45,6 +45,7 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
         memory_overcommit: arguments.memory_overcommit,
         bridge: arguments.bridge,
         mtu: arguments.mtu,
+        filters_addresses: !arguments.no_address_filter,
         cgroup_parent: arguments.cgroup_parent,
     };
     verbatim_agent::raise_priority();

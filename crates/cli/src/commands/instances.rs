@@ -86,6 +86,7 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         files: arguments.tmp_size.unwrap_or_default(),
         prealloc: arguments.prealloc,
         binds: arguments.bind,
+        further_addresses: arguments.allow_address.iter().map(ToString::to_string).collect(),
     };
     tell(&host.run(request).await?, arguments.json)
 }

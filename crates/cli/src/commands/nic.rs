@@ -34,6 +34,7 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
         None => Port::Interface(arguments.interface),
     };
     config.all_addresses = !arguments.only_address;
+    config.filters_users = !arguments.no_port_filter;
     config.core = arguments.cpu;
     if let Some(microseconds) = arguments.spin {
         config.spin = Duration::from_micros(microseconds.into());

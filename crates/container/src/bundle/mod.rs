@@ -90,6 +90,15 @@ impl Workload {
             config,
         })
     }
+
+    /// An annotation of a bundle.
+    pub fn annotation(&self, key: &str) -> Option<String> {
+        let Self::Bundle { config, .. } = self else {
+            return None;
+        };
+        let config: serde_json::Value = serde_json::from_str(config).ok()?;
+        Some(config.get("annotations")?.get(key)?.as_str()?.to_owned())
+    }
 }
 
 /// Where a container's parts are on this host.

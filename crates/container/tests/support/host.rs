@@ -265,5 +265,6 @@ fn network_config(path: PathBuf, address: Ipv4Addr) -> NetworkConfig {
         bridge: "br0".to_owned(),
         mtu: None,
         tap: false,
+        further: Some(Vec::new()),
     }
 }
