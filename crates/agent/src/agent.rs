@@ -27,6 +27,7 @@ use crate::peers::Peers;
 use crate::proto;
 use crate::session::control::Controls;
 use crate::session::destination::Destinations;
+use crate::session::driver::Unfinished;
 use crate::session::encode;
 use crate::session::partner::Partners;
 use crate::session::watched::Watched;
@@ -61,6 +62,8 @@ pub struct Agent {
     pub rnic: Arc<Rnic>,
     /// Migrations that this host drives.
     pub controls: Controls,
+    /// Sessions that are finished here.
+    pub unfinished: Unfinished,
     /// Sessions in which this host is the destination.
     pub destinations: Destinations,
     /// RAM that virtual machines have left here.
@@ -98,6 +101,7 @@ impl Agent {
                 address: Some(peers.directory().own().address),
             })),
             controls: Default::default(),
+            unfinished: Default::default(),
             destinations: Default::default(),
             behinds: Behinds::new(config.runtime_dir.join("behind")),
             partners: Default::default(),

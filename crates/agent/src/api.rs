@@ -560,6 +560,11 @@ impl Control for ControlService {
         reply(text.map(|text| ResolveSessionReply { text }))
     }
 
+    async fn forget(&self, request: Request<ForgetSessionRequest>) -> Reply<ForgetSessionReply> {
+        let text = sessions::forget(&self.0, &request.into_inner()).await;
+        reply(text.map(|text| ForgetSessionReply { text }))
+    }
+
     async fn pause(&self, request: Request<PauseRequest>) -> Reply<PauseReply> {
         let (agent, request) = (self.0.clone(), request.into_inner());
         let limit = Duration::from_secs(request.limit_s.into());

@@ -10,10 +10,10 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    AttachRequest, CancelRequest, CheckReply, CheckRequest, DetachRequest, ExecRequest, Instance,
-    ListRequest, LogsRequest, MigrateRequest, PauseReply, PauseRequest, PreCopyRound, RemoveRequest,
-    ResolveSessionRequest, ResumePausedRequest, RunRequest, Session, SessionsRequest, VersionReply,
-    WaitReply, WaitRequest,
+    AttachRequest, CancelRequest, CheckReply, CheckRequest, DetachRequest, ExecRequest, ForgetSessionRequest,
+    Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply, PauseRequest, PreCopyRound,
+    RemoveRequest, ResolveSessionRequest, ResumePausedRequest, RunRequest, Session, SessionsRequest,
+    VersionReply, WaitReply, WaitRequest,
 };
 use crate::protocol::{self, PROTOCOLS};
 
@@ -245,6 +245,11 @@ impl Client {
     /// Decides a session in the place of its hosts; returns what came of it.
     pub async fn resolve(&self, request: ResolveSessionRequest) -> anyhow::Result<String> {
         Ok(told(self.inner.clone().resolve(request).await)?.text)
+    }
+
+    /// Ends the host's part in a session that waits for others; returns what came of it.
+    pub async fn forget(&self, request: ForgetSessionRequest) -> anyhow::Result<String> {
+        Ok(told(self.inner.clone().forget(request).await)?.text)
     }
 
     /// Moves an instance and returns the report as JSON. Dropping the future before the commit cancels.

@@ -112,6 +112,17 @@ impl PeerService {
         self.0.journal.standing(session, role) == Some(Standing::Closed(Outcome::Committed))
     }
 
+    /// The answer to a step after the commit where this host's part is over, one way or the other.
+    fn partner_is_over(&self, session: u64) -> Option<CountReply> {
+        match self.0.journal.standing(session, Role::Partner)? {
+            Standing::Closed(outcome) => Some(CountReply {
+                nothing_left: outcome != Outcome::Committed,
+                ..CountReply::default()
+            }),
+            _ => None,
+        }
+    }
+
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
         agent.watched.end(session);
         Destinations::abort(agent, session).await;
@@ -555,8 +566,8 @@ impl Peer for PeerService {
 
     async fn partner_switch(&self, request: Request<SessionId>) -> Reply<CountReply> {
         let id = self.admit(PeerRpc::PartnerSwitch, request).await?.session;
-        if self.is_over(id, Role::Partner) {
-            return count(Ok(0));
+        if let Some(over) = self.partner_is_over(id) {
+            return Ok(Response::new(over));
         }
         let session = self.partner(id)?;
         count(step(async move { session.lock().await.switch().await }).await)
@@ -564,8 +575,8 @@ impl Peer for PeerService {
 
     async fn partner_resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
         let id = self.admit(PeerRpc::PartnerResume, request).await?.session;
-        if self.is_over(id, Role::Partner) {
-            return count(Ok(0));
+        if let Some(over) = self.partner_is_over(id) {
+            return Ok(Response::new(over));
         }
         let session = self.partner(id)?;
         resumed(step(async move { session.lock().await.resume().await }).await)

@@ -118,8 +118,13 @@ impl Turns {
     /// Waits until earlier sessions that moved `moving` have ended here.
     pub async fn earlier_ended(&self, session: u64, moving: &str) {
         let moving = moving.to_owned();
-        self.until(|state| (!state.has_earlier(session, &moving)).then_some(()))
+        self.until(|state| state.earlier(session, &moving).is_none().then_some(()))
             .await;
+    }
+
+    /// An earlier session that moved `moving` and has not ended here.
+    pub fn earlier(&self, session: u64, moving: &str) -> Option<u64> {
+        self.0.lock().earlier(session, &moving.to_owned())
     }
 
     /// Waits until no session has `instance` here.

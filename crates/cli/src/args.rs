@@ -18,7 +18,7 @@ pub use check::CheckArguments;
 pub use hosts::HostsArguments;
 pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
 pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
-pub use sessions::{Keep, ResolveArguments, SessionCommand};
+pub use sessions::{ForgetArguments, Keep, ResolveArguments, SessionCommand};
 
 /// How long a lab's hosts may take to be ready on an ordinary machine.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(20);

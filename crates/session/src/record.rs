@@ -164,6 +164,14 @@ impl Standing {
         }
     }
 
+    /// The instance is the destination's, and something is left to do.
+    pub fn is_after_decision(self) -> bool {
+        matches!(
+            self,
+            Self::Committed | Self::Ran | Self::Resolved(Keep::Destination)
+        )
+    }
+
     /// Nothing is left to do.
     pub fn has_ended(self) -> bool {
         matches!(self, Self::Closed(_))

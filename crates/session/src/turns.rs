@@ -104,11 +104,10 @@ impl<Name: Ord + Clone> Turns<Name> {
         part.map(|part| &part.moving)
     }
 
-    /// Whether an earlier session that moved `moving` has not ended here.
-    pub fn has_earlier(&self, session: u64, moving: &Name) -> bool {
-        self.parts
-            .iter()
-            .any(|(id, part)| *id != session && part.moving == *moving)
+    /// An earlier session that moved `moving` and has not ended here.
+    pub fn earlier(&self, session: u64, moving: &Name) -> Option<u64> {
+        let mut others = self.parts.iter().filter(|(id, _)| **id != session);
+        others.find(|(_, part)| part.moving == *moving).map(|(id, _)| *id)
     }
 
     /// Whether a session has `instance` here.

@@ -49,6 +49,7 @@ mod rollback;
 mod sleeps;
 mod soak;
 mod transport;
+mod unfinished;
 mod volumes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -230,6 +231,7 @@ fn main() -> ExitCode {
         pause_resume::tests(),
         gids::tests(),
         failures::tests(),
+        unfinished::tests(),
         faults::tests(),
         lost_rnic::tests(),
         addresses::tests(),

@@ -215,6 +215,7 @@ fn work_and_move(lab: &TestLab, image: &Image, disk: &Disk, moves: u32) -> anyho
     for wanted in ["the load has ended with 0", "the file system is checked with 0"] {
         ensure!(said.contains(wanted), "{said}");
     }
+    ensure!(!said.contains("target is busy"), "{said}");
     eprintln!("{said}");
     lab.ask(&["stop", NAME])?;
     disk.check(lab, here)

@@ -10,7 +10,6 @@ for module in /modules/*; do
 done
 mkdir /disk
 mount -t ext4 /dev/vda /disk || echo "there is no file system"
-cd /disk || exit
 # What the kernel knows of the disk's size.
 (
     read -r known </sys/class/block/vda/size

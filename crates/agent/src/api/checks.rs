@@ -1,5 +1,7 @@
 //! A dry run: everything that would stop a migration, before anything is touched.
 
+use verbatim_session::Role;
+
 use crate::agent::Shared;
 use crate::instances::State;
 use crate::instances::filling::{self, Missing};
@@ -43,6 +45,17 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     }
     if destination == agent.name() {
         blockers.push(format!("{name} is on {destination} already"));
+    }
+
+    for known in agent.journal.sessions() {
+        let is_own = known.told.instance.as_deref() == Some(name) && known.role != Role::Partner;
+        if is_own && known.standing.is_after_decision() {
+            let session = known.session;
+            notes.push(format!(
+                "an earlier move of {name}, session {session:016x}, is not finished: not all partners have taken its new connections; \
+                 see `verbatim session show {session:016x}`"
+            ));
+        }
     }
 
     // Here: what the program uses, and what CRIU will refuse.

@@ -12,8 +12,11 @@ use crate::instances::{State, recovery};
 use crate::journal::Known;
 use crate::proto::outcome_reply::Outcome;
 use crate::proto::resolve_session_request::Keep as Kept;
-use crate::proto::{CancelReply, ResolveSessionRequest, Session, SessionId, SessionStep};
+use crate::proto::{
+    CancelReply, ForgetSessionRequest, ResolveSessionRequest, Session, SessionId, SessionStep,
+};
 use crate::session::control::Stage;
+use crate::session::partner::Partners;
 
 /// Limit for a destination's answer about the outcome of a session.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -110,11 +113,61 @@ async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &s
     )
 }
 
+fn number(text: &str) -> anyhow::Result<u64> {
+    u64::from_str_radix(text, 16)
+        .ok()
+        .with_context(|| format!("{text:?} is not the number of a session"))
+}
+
+/// Ends this host's part in a session that waits for hosts which will not answer any more. Returns what came of it.
+pub async fn forget(agent: &Shared, request: &ForgetSessionRequest) -> anyhow::Result<String> {
+    let session = number(&request.session)?;
+    let parts = agent.journal.parts(session);
+    let Some(known) = parts.iter().find(|known| !known.has_ended()) else {
+        match parts.first() {
+            Some(known) => bail!("session {session:016x} is over here: {}", state(agent, known)),
+            None => bail!("{} knows no session {session:016x}", agent.name()),
+        }
+    };
+    let instance = known.told.instance.clone().unwrap_or_default();
+    let must_force = |loses: &str| match request.force {
+        true => Ok(()),
+        false => bail!(
+            "session {session:016x} ends by itself as soon as the hosts that it waits for answer. If they never will, end it here with \
+             --force: {loses}"
+        ),
+    };
+    match known.role {
+        Role::Partner => {
+            must_force(
+                "if it is not known what was decided, programs of this host go on with their old connections, which break if the \
+                 instance runs at its destination",
+            )?;
+            Partners::give_up(agent, session).await?;
+            Ok(format!(
+                "programs here that are connected to {instance} wait no longer"
+            ))
+        }
+        Role::Source | Role::Destination => {
+            must_force(
+                "hosts that have not answered are not asked any more, and programs there may wait for their connections",
+            )?;
+            if !agent.unfinished.give_up(session) {
+                bail!(
+                    "session {session:016x} is {} and waits for no partner; see `verbatim cancel` and `verbatim session resolve`",
+                    state(agent, known)
+                );
+            }
+            Ok(format!(
+                "no host is asked any more about the connections of {instance}; those that come back ask by themselves"
+            ))
+        }
+    }
+}
+
 /// Decides a session whose hosts lost each other at the commit. Returns what came of it.
 pub async fn resolve(agent: &Shared, request: ResolveSessionRequest) -> anyhow::Result<String> {
-    let session = u64::from_str_radix(&request.session, 16)
-        .ok()
-        .with_context(|| format!("{:?} is not the number of a session", request.session))?;
+    let session = number(&request.session)?;
     let keep = match request.keep() {
         Kept::Source => Keep::Source,
         Kept::Destination => Keep::Destination,

@@ -450,6 +450,7 @@ async fn command(client: &mut ControlClient<Channel>, rpc: ControlRpc) -> Result
         ControlRpc::Cancel => client.cancel(CancelRequest::default()).await.map(drop),
         ControlRpc::Sessions => client.sessions(SessionsRequest {}).await.map(drop),
         ControlRpc::Resolve => client.resolve(ResolveSessionRequest::default()).await.map(drop),
+        ControlRpc::Forget => client.forget(ForgetSessionRequest::default()).await.map(drop),
         ControlRpc::Pause => client.pause(PauseRequest::default()).await.map(drop),
         ControlRpc::ResumePaused => client
             .resume_paused(ResumePausedRequest::default())

@@ -2,12 +2,15 @@
 //!
 //! First all ends take their new queues, then all let their requests flow: a message that arrives before its RECV would
 //! be refused with an RNR NAK, and those may be counted. There is no way back, so a host that is out of reach is asked
-//! again until it is there; every host takes what it is asked twice for done.
+//! again until it is there; every host takes what it is asked twice for done. Two answers end the asking without it: the host
+//! has nothing left of the session, or an operator has given the session up ([`Unfinished`]).
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::transport::Channel;
 
@@ -38,6 +41,64 @@ struct Host {
     client: Option<PeerClient<Channel>>,
     /// It did not take a step in time: the next one is not for it yet.
     behind: bool,
+    /// Nothing is left of the session there: it is not asked any more.
+    has_ended: bool,
+}
+
+/// Sessions after their decision that hosts out of reach keep from their end.
+#[derive(Debug, Default)]
+pub struct Unfinished(Arc<Mutex<HashMap<u64, watch::Sender<bool>>>>);
+
+impl Unfinished {
+    fn begin(&self, session: u64) -> GivenUp {
+        let sender = watch::Sender::new(false);
+        let receiver = sender.subscribe();
+        let mut all = self.0.lock().expect("no panic under this lock");
+        all.insert(session, sender);
+        GivenUp {
+            session,
+            receiver,
+            all: Arc::clone(&self.0),
+        }
+    }
+
+    /// Ends the asking; false if nobody is asked in that session.
+    pub fn give_up(&self, session: u64) -> bool {
+        let all = self.0.lock().expect("no panic under this lock");
+        all.get(&session)
+            .map(|session| session.send_replace(true))
+            .is_some()
+    }
+}
+
+/// Whether an operator has given a session up. It is known to [`Unfinished`] until this is dropped.
+#[derive(Debug)]
+struct GivenUp {
+    session: u64,
+    receiver: watch::Receiver<bool>,
+    all: Arc<Mutex<HashMap<u64, watch::Sender<bool>>>>,
+}
+
+impl GivenUp {
+    async fn asked(&self) {
+        let mut receiver = self.receiver.clone();
+        if receiver.wait_for(|given_up| *given_up).await.is_err() {
+            // Another driver of the same session has taken the place.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().expect("no panic under this lock");
+        if all
+            .get(&self.session)
+            .is_some_and(|sender| sender.subscribe().same_channel(&self.receiver))
+        {
+            all.remove(&self.session);
+        }
+    }
 }
 
 /// One session after its decision.
@@ -75,6 +136,7 @@ impl Driver {
             is_destination,
             client,
             behind: false,
+            has_ended: false,
         };
         let mut hosts: Vec<_> = partners.into_iter().map(|partner| host(partner, false)).collect();
         hosts.push(host(destination, true));
@@ -101,7 +163,7 @@ impl Driver {
 
     /// Which hosts take a step together: first those, then these.
     fn waves(&self, step: Step) -> [Vec<usize>; 2] {
-        let all = 0..self.hosts.len();
+        let all = (0..self.hosts.len()).filter(|index| !self.hosts[*index].has_ended);
         let first =
             |index: &usize| step != Step::Switch || !self.makes_again || self.hosts[*index].is_destination;
         all.partition::<Vec<_>, _>(first).into()
@@ -131,6 +193,7 @@ impl Driver {
                     if reply.lost_rnic {
                         self.lost.push(self.hosts[index].name.clone());
                     }
+                    self.hosts[index].has_ended |= reply.nothing_left;
                 }
                 Err(error) => {
                     self.hosts[index].behind = true;
@@ -141,10 +204,17 @@ impl Driver {
         (posted, outcome)
     }
 
-    /// An error if an RNIC died on the way.
+    /// An error if an RNIC died on the way, or a host's processes.
     pub fn must_have_lost_nothing(&self) -> anyhow::Result<()> {
+        let ended = self.hosts.iter().filter(|host| host.has_ended);
+        let ended: Vec<_> = ended.map(|host| host.name.as_str()).collect();
         match &self.lost[..] {
-            [] => Ok(()),
+            [] if ended.is_empty() => Ok(()),
+            [] => anyhow::bail!(
+                "the instance has moved, but {} has nothing left of its part in the session: its machine was started anew, or its \
+                 journal was lost; the connections to its programs are lost, start those programs again",
+                ended.join(" and ")
+            ),
             lost => anyhow::bail!(
                 "the instance has moved, but the RNIC of {} died after the decision, and the programs have lost their \
                  connections there, as whenever an RNIC dies; start it (`verbatim nic`), and those programs, again",
@@ -153,8 +223,19 @@ impl Driver {
         }
     }
 
-    /// Takes both steps at all hosts, however long that takes.
+    /// Takes both steps at all hosts, however long that takes, unless an operator gives the session up.
     pub async fn finish(&self) {
+        let given_up = self.agent.unfinished.begin(self.session);
+        tokio::select! {
+            () = self.take_all() => {}
+            () = given_up.asked() => tracing::warn!(
+                session = format!("{:016x}", self.session),
+                "an operator has given the session up: hosts that have not answered are not asked any more"
+            ),
+        }
+    }
+
+    async fn take_all(&self) {
         for step in [Step::Switch, Step::Resume] {
             for wave in self.waves(step) {
                 // Without a limit it does not fail.
@@ -222,7 +303,21 @@ impl Driver {
             }
             (false, Step::Resume) => ("resume its connections", client.partner_resume(id).await),
         };
-        let reply = told(&host.name, what, reply)?;
+        let reply = match reply {
+            // That host had a part in the session, so its journal is lost, and it will never know more.
+            Err(status) if status.code() == tonic::Code::NotFound => CountReply {
+                nothing_left: true,
+                ..CountReply::default()
+            },
+            reply => told(&host.name, what, reply)?,
+        };
+        if reply.nothing_left {
+            tracing::error!(
+                session = format!("{:016x}", self.session),
+                host = host.name,
+                "nothing is left there of the session: the connections to its programs are lost"
+            );
+        }
         if !reply.made.is_empty() || !reply.ends.is_empty() {
             *self.made.lock().expect("no panic under this lock") = Made {
                 qps: reply.made.clone(),

@@ -113,6 +113,14 @@ impl Partners {
 
     /// Whether the processes at the other ends can take part.
     pub async fn check(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<()> {
+        let moving = &request.instance;
+        if let Some(earlier) = agent.turns.earlier(request.session, moving) {
+            anyhow::bail!(
+                "an earlier move of {moving}, session {earlier:016x}, has not ended on {host}: see `verbatim session show \
+                 {earlier:016x}`, and `verbatim session forget --help` if it cannot end",
+                host = agent.name()
+            );
+        }
         find_members(agent, request).await.map(drop)
     }
 
@@ -123,7 +131,13 @@ impl Partners {
         let earlier = agent.turns.earlier_ended(session, &moving);
         tokio::time::timeout(EARLIER_TIMEOUT, earlier)
             .await
-            .with_context(|| format!("an earlier move of {moving} has not ended on {}", agent.name()))?;
+            .with_context(|| {
+                format!(
+                    "an earlier move of {moving} has not ended on {}; see `verbatim sessions`, and `verbatim session forget \
+                     --help` if it cannot end",
+                    agent.name()
+                )
+            })?;
         let instances = match instances_of(agent, &request).await {
             Ok(instances) => instances,
             // Processes that wait at the gate, or are about to come, are not here: whoever moves them brings them back.
@@ -278,6 +292,32 @@ impl Partners {
             agent.turns.leave(session);
         }
         decision::hear(agent, session, Event::SourceLost).await;
+    }
+
+    /// Gives up the wait for other hosts. If they do not say what was decided, the old connections go on; if they do not tell the new ends
+    /// of connections, all other new connections go on. An error, in words, if it waits for neither.
+    pub async fn give_up(agent: &Shared, session: u64) -> anyhow::Result<()> {
+        let partner = agent.partners.get(session)?;
+        let mut locked = partner.lock().await;
+        match locked.machine.state() {
+            State::Asking => {
+                drop(locked);
+                decision::hear(agent, session, Event::Abort).await;
+                Ok(())
+            }
+            State::Switching => {
+                locked.awaited.clear();
+                locked.switch().await?;
+                locked.resume().await?;
+                if locked.is_over() {
+                    agent.partners.close(session);
+                }
+                Ok(())
+            }
+            _ => anyhow::bail!(
+                "session {session:016x} has not lost its source here; it comes to its end by itself"
+            ),
+        }
     }
 
     /// Forgets a session that has come to its end.

@@ -15,6 +15,18 @@ Without --force nothing is done that another host has not confirmed.
 
 Exit status: 0 decided, 1 refused.";
 
+const FORGET_HELP: &str = "\
+Example:
+  verbatim session forget 3f2a --host src --force
+
+After the decision a session asks the hosts of all partners until they have taken the new connections. A host whose machine was
+started anew says that nothing is left there, and is not asked again. One that is switched off for ever is asked for ever, unless
+somebody ends that:
+  at the source or the destination   the others are not asked any more. One that comes back all the same asks by itself.
+  at a partner                       its source and destination are gone: the programs there go on with their old connections.
+
+Exit status: 0 ended, 1 refused.";
+
 #[derive(Debug, Subcommand)]
 pub enum SessionCommand {
     /// Its steps and when they began, its hosts, what was sent, the last error.
@@ -29,6 +41,9 @@ pub enum SessionCommand {
     /// Decide which copy of an instance stays, in the place of hosts that lost each other at the commit.
     #[command(after_help = RESOLVE_HELP)]
     Resolve(ResolveArguments),
+    /// End a host's part in a session that waits for hosts which will not answer any more.
+    #[command(after_help = FORGET_HELP)]
+    Forget(ForgetArguments),
 }
 
 #[derive(Debug, Args)]
@@ -42,6 +57,21 @@ pub struct ResolveArguments {
     #[arg(long)]
     pub force: bool,
     /// {"session": ..., "done": ...} instead of a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ForgetArguments {
+    /// The session, or the first digits of its number.
+    pub id: String,
+    /// Whose part ends; not needed where only one host has not ended its part.
+    #[arg(long)]
+    pub host: Option<String>,
+    /// Also where hosts may still answer; see above what is lost then.
+    #[arg(long)]
+    pub force: bool,
+    /// {"session": ..., "host": ..., "done": ...} instead of a line.
     #[arg(long)]
     pub json: bool,
 }

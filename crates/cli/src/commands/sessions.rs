@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::bail;
 use serde::Serialize;
 use verbatim_agent::proto::resolve_session_request::Keep as Kept;
-use verbatim_agent::proto::{ResolveSessionRequest, Session};
+use verbatim_agent::proto::{ForgetSessionRequest, ResolveSessionRequest, Session};
 
-use crate::args::{Keep, ResolveArguments, SessionCommand};
+use crate::args::{ForgetArguments, Keep, ResolveArguments, SessionCommand};
 use crate::hosts::Hosts;
 use crate::output::table;
 
@@ -131,8 +131,48 @@ pub async fn one(lab: &str, command: SessionCommand) -> anyhow::Result<ExitCode>
             }
         }
         SessionCommand::Resolve(arguments) => resolve(&hosts, arguments).await?,
+        SessionCommand::Forget(arguments) => forget(&hosts, arguments).await?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn forget(hosts: &Hosts, arguments: ForgetArguments) -> anyhow::Result<()> {
+    let parts = find(hosts.sessions().await?, &arguments.id)?;
+    let is_meant = |part: &&Session| match &arguments.host {
+        Some(host) => part.host == *host,
+        None => !has_ended(part),
+    };
+    let meant: Vec<_> = parts.iter().filter(is_meant).collect();
+    let part = match (&meant[..], &arguments.host) {
+        ([part], _) => part,
+        ([], Some(host)) => bail!(
+            "{host} has no part in session {}, or its agent is out of reach",
+            parts[0].id
+        ),
+        ([], None) => bail!("session {} is over at all hosts that can be reached", parts[0].id),
+        (_, _) => {
+            let hosts: Vec<_> = meant.iter().map(|part| part.host.as_str()).collect();
+            bail!(
+                "session {} has not ended on {}; say with --host where it is to end",
+                parts[0].id,
+                hosts.join(" and ")
+            );
+        }
+    };
+    let request = ForgetSessionRequest {
+        session: part.id.clone(),
+        force: arguments.force,
+    };
+    let done = hosts.host(Some(&part.host))?.forget(request).await?;
+    if arguments.json {
+        println!(
+            "{}",
+            serde_json::json!({ "session": part.id, "host": part.host, "done": done })
+        );
+    } else {
+        eprintln!("{done}");
+    }
+    Ok(())
 }
 
 async fn resolve(hosts: &Hosts, arguments: ResolveArguments) -> anyhow::Result<()> {

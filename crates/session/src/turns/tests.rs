@@ -51,11 +51,11 @@ fn what_a_session_has_only_that_session_gives_back() {
 fn the_next_move_of_an_instance_waits_for_the_one_before() {
     let mut turns = Turns::default();
     turns.join_again(1, &"a", names(&["b"]));
-    assert!(turns.has_earlier(2, &"a"));
-    assert!(!turns.has_earlier(1, &"a"), "it does not wait for itself");
-    assert!(!turns.has_earlier(2, &"b"));
+    assert_eq!(turns.earlier(2, &"a"), Some(1));
+    assert_eq!(turns.earlier(1, &"a"), None, "it does not wait for itself");
+    assert_eq!(turns.earlier(2, &"b"), None);
     turns.leave(1);
-    assert!(!turns.has_earlier(2, &"a"));
+    assert_eq!(turns.earlier(2, &"a"), None);
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn join(steps: &mut Steps<'_>, number: u8, session: &Session, host: u8) {
         return;
     }
     let at = world.host(host);
-    if at.turns.has_earlier(number.into(), &session.moving) && !quirks.has(Quirk::NextDoesNotWait) {
+    if at.turns.earlier(number.into(), &session.moving).is_some() && !quirks.has(Quirk::NextDoesNotWait) {
         return;
     }
     // Processes that are about to come, or wait at the gate, are not here.

@@ -68,6 +68,7 @@ impl Destination {
             made: made.map(AllMade::new_qps).unwrap_or_default(),
             ends: made.map(|made| made.ends(&self.to_make)).unwrap_or_default(),
             keys: made.map(|_| encode(&self.keys)).unwrap_or_default(),
+            nothing_left: false,
         })
     }
 

@@ -18,6 +18,9 @@ use crate::proto::outcome_reply::Outcome as Answered;
 /// How long another host may take to say what was decided.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Who finishes a session asks much more often than this.
+const ALONE_AFTER: Duration = Duration::from_secs(30);
+
 impl Partner {
     /// Gives the machine an event, and does what it wants until it waits for somebody else.
     pub(super) async fn decide(&mut self, event: Event) {
@@ -47,6 +50,8 @@ impl Partner {
                                 error = format!("{error:#}"),
                                 "the new connections are not in place yet; whoever finishes the session asks again"
                             );
+                        } else {
+                            tokio::spawn(go_on_alone(Arc::clone(&self.agent), self.session));
                         }
                         self.switched = Some(switched);
                     }
@@ -106,6 +111,31 @@ impl Partner {
         self.agent.turns.leave(self.session);
         forget(&self.agent, self.session);
     }
+}
+
+/// Whoever finishes the session has all ends go on together. Where nobody does any more, since an operator has given it up, the programs
+/// here go on after a while.
+fn go_on_alone(agent: Shared, session: u64) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        tokio::time::sleep(ALONE_AFTER).await;
+        let Ok(partner) = agent.partners.get(session) else {
+            return;
+        };
+        let mut partner = partner.lock().await;
+        if partner.machine.state() != State::Switching {
+            return;
+        }
+        if let Err(error) = partner.resume().await {
+            tracing::warn!(
+                session = format!("{session:016x}"),
+                error = format!("{error:#}"),
+                "not every program goes on with its new connections"
+            );
+        }
+        if partner.is_over() {
+            agent.partners.close(session);
+        }
+    })
 }
 
 /// Tells a session something, and forgets it if that was its end.
