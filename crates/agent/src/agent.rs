@@ -8,6 +8,7 @@ use verbatim_bulk::Which;
 use verbatim_channel::{Endpoint, KeyPair, MovedEndpoint, Resolved};
 use verbatim_container::Host;
 use verbatim_device::gids::counterpart;
+use verbatim_seqpacket::Process;
 
 use crate::behind::Behinds;
 use crate::config::Config;
@@ -18,6 +19,7 @@ use crate::forwarding::{self, Forward, Forwarding};
 use crate::gids::{Gids, gid_of};
 use crate::guests::{Guests, Resolver};
 use crate::held::Held;
+use crate::identity;
 use crate::instances::Instances;
 use crate::journal::Journal;
 use crate::memory::bulk::Rnic;
@@ -28,9 +30,9 @@ use crate::proto;
 use crate::session::control::Controls;
 use crate::session::destination::Destinations;
 use crate::session::driver::Unfinished;
-use crate::session::encode;
 use crate::session::partner::Partners;
 use crate::session::watched::Watched;
+use crate::session::{decode, encode};
 use crate::turns::Turns;
 
 /// How often an endpoint is followed from host to host before it is taken for lost.
@@ -157,7 +159,7 @@ impl Agent {
         let Some(endpoint) = reply.endpoint else {
             return Ok(None);
         };
-        let keys = postcard::from_bytes(&reply.keys).context("malformed keys in a forwarding entry")?;
+        let keys = decode(&reply.keys).context("malformed keys in a forwarding entry")?;
         Ok(Some(Resolved {
             endpoint: endpoint.try_into()?,
             keys,
@@ -188,6 +190,19 @@ impl Agent {
 }
 
 impl Resolver for Agent {
+    async fn may_know(&self, asker: &Process, now: Endpoint) -> bool {
+        let Some(pid) = asker.pid() else { return false };
+        identity::may_connect_to(self, pid, now)
+            .await
+            .unwrap_or_else(|error| {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "cannot ask the RNIC where a program's queue pairs lead to; it is told no keys"
+                );
+                false
+            })
+    }
+
     fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint> {
         self.datagrams.under(gid)
     }

@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use anyhow::Context;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
+use verbatim_bounded::decode;
 use verbatim_bulk::fingerprint::Key;
 use verbatim_bulk::{Device, Lender};
 use verbatim_vm::{Behind, Ram, Run};
@@ -99,7 +100,7 @@ impl Kept {
         lenders.clear();
         let ram = self.behind.ram();
         let lent = wishes.iter().map(|wish| {
-            let wish = postcard::from_bytes(wish).context("a malformed wish")?;
+            let wish = decode(wish).context("a malformed wish")?;
             let file = ram.file().try_clone()?;
             let (lender, loan) = Lender::accept(device, file.into(), ram.bytes(), &wish)?;
             anyhow::Ok((lender, postcard::to_allocvec(&loan)?))

@@ -4,6 +4,8 @@
 //! which passes orders on one at a time. [`Guests`] knows them all.
 
 mod describing;
+mod rate;
+mod room;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
@@ -14,17 +16,26 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{mpsc, oneshot, watch};
-use verbatim_channel::{Answer, Endpoint, Greeting, KeyPair, MadeAgain, MovedEndpoint, Order, Resolved};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use verbatim_bounded::{PEAK, memory_of};
+use verbatim_channel::{
+    Answer, Arrived, Endpoint, Greeting, KeyPair, MadeAgain, MovedEndpoint, Order, Resolved,
+};
 use verbatim_seqpacket::{Error as SocketError, Listener, Process, Socket};
 use verbatim_versions::{Mismatch, Side, Versioned, Versions, agree};
 
 use crate::identity;
 use crate::protocol;
 use crate::quotas::{self, Given};
+use rate::Rate;
+pub use room::Held;
+use room::{Full, Limits, Room, Rooms};
 
 /// What comes back for an order.
 type Reply = anyhow::Result<(Answer, Vec<OwnedFd>)>;
+
+/// The same with the answer's place in memory.
+type HeldReply = anyhow::Result<(Answer, Vec<OwnedFd>, Held)>;
 
 /// From this version of the contract on guest libraries say which contexts they make again.
 const WITH_MADE_AGAIN: u32 = 8;
@@ -32,10 +43,13 @@ const WITH_MADE_AGAIN: u32 = 8;
 /// A guest library that was refused comes back at least this often; one that does not has ended.
 const KNOCKS: Duration = Duration::from_secs(5);
 
+/// A longer answer is read beside the agent's other work: it takes milliseconds.
+const LONG: usize = 1 << 20;
+
 struct Call {
     order: Order,
     fds: Vec<OwnedFd>,
-    reply: oneshot::Sender<Reply>,
+    reply: oneshot::Sender<HeldReply>,
 }
 
 /// One process with a guest library.
@@ -57,11 +71,19 @@ pub struct Guest {
     /// Which of its contexts it makes again where it moves to, as it said when it was last described.
     made_again: Arc<Mutex<Vec<MadeAgain>>>,
     calls: mpsc::Sender<Call>,
+    /// The same process has greeted again, over another channel.
+    replaced: Arc<Notify>,
 }
 
 impl Guest {
     /// Gives an order and waits for the answer.
     pub async fn order(&self, order: Order, fds: Vec<OwnedFd>) -> Reply {
+        let (answer, fds, _) = self.order_held(order, fds).await?;
+        Ok((answer, fds))
+    }
+
+    /// The same; the answer counts for its tenant until its place is given up.
+    async fn order_held(&self, order: Order, fds: Vec<OwnedFd>) -> HeldReply {
         let (reply, answer) = oneshot::channel();
         let gone = || {
             format!(
@@ -73,10 +95,15 @@ impl Guest {
             .send(Call { order, fds, reply })
             .await
             .map_err(|_| anyhow::anyhow!(gone()))?;
-        let (answer, fds) = answer.await.with_context(gone)??;
+        let (answer, fds, held) = answer.await.with_context(gone)??;
         match answer {
-            Answer::Error { message } => bail!("{} (process {}): {message}", self.program, self.pid),
-            answer => Ok((answer, fds)),
+            Answer::Error { message } => bail!(
+                "{} (process {}): {}",
+                self.program,
+                self.pid,
+                short(message, quotas::TEXT_BYTES)
+            ),
+            answer => Ok((answer, fds, held)),
         }
     }
 
@@ -101,15 +128,52 @@ impl Guest {
     }
 }
 
+/// A program's text, cut off at so many bytes: it is kept, and shown to operators.
+fn short(mut text: String, most: usize) -> String {
+    let end = (0..=most.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text.shrink_to_fit();
+    text
+}
+
 /// An answer that does not belong to the order.
 pub fn unexpected(answer: &Answer, due: &str) -> anyhow::Error {
-    anyhow::anyhow!("the guest library answered {answer:?} where {due} was due")
+    anyhow::anyhow!(
+        "the guest library answered {} where {due} was due",
+        name_of(answer)
+    )
+}
+
+/// What kind of answer it is, without what is in it, which may be long.
+fn name_of(answer: &Answer) -> String {
+    struct Name(String);
+    impl std::fmt::Write for Name {
+        fn write_str(&mut self, text: &str) -> std::fmt::Result {
+            let name = text
+                .split(|c: char| !c.is_alphanumeric())
+                .next()
+                .unwrap_or_default();
+            self.0.push_str(name);
+            match name.len() == text.len() {
+                true => Ok(()),
+                false => Err(std::fmt::Error),
+            }
+        }
+    }
+    let mut name = Name(String::new());
+    // It ends with an error where the name does.
+    let _ = std::fmt::write(&mut name, format_args!("{answer:?}"));
+    name.0
 }
 
 /// Answers the question where an endpoint is today.
 pub trait Resolver: Send + Sync + 'static {
     /// The same endpoint and no keys if it never moved, or nobody knows. `asker` is the instance that asks.
     fn resolve(&self, endpoint: Endpoint, asker: Option<&str>) -> impl Future<Output = Resolved> + Send;
+    /// Whether a process may be told the keys of an endpoint that it has asked for, and that is at `now`.
+    fn may_know(&self, asker: &Process, now: Endpoint) -> impl Future<Output = bool> + Send;
     /// A number of the host with `gid` under which this host's queue pair is found; of a datagram queue pair, how often its
     /// context has moved.
     fn publish(
@@ -134,21 +198,31 @@ enum Tenant {
 #[derive(Debug, Default)]
 struct Tally {
     connections: usize,
+    /// For what its programs answer.
+    room: Arc<Room>,
     /// It was told in the log that it has too many.
     refused: bool,
     published: Given,
+    resolved: Rate,
 }
 
 /// A tenant's place for one connection.
 struct Place {
     tenant: Tenant,
     guests: Guests,
+    rooms: Rooms,
 }
 
 impl Place {
     fn tally<T>(&self, with: impl FnOnce(&mut Tally) -> T) -> T {
         let mut tallies = self.guests.tallies.lock().expect("no panic under this lock");
         with(tallies.entry(self.tenant.clone()).or_default())
+    }
+
+    /// How long it waits before it may ask once more where an endpoint is; `None`: too many ask already.
+    fn resolve_after(&self) -> Option<Duration> {
+        let now = Instant::now();
+        self.tally(|tally| tally.resolved.take(now))
     }
 
     /// Whether it may have one more number published, with these keys.
@@ -167,7 +241,8 @@ impl Drop for Place {
         let mut tallies = self.guests.tallies.lock().expect("no panic under this lock");
         if let Some(tally) = tallies.get_mut(&self.tenant) {
             tally.connections -= 1;
-            if tally.connections == 0 && tally.published.is_empty(Instant::now()) {
+            let now = Instant::now();
+            if tally.connections == 0 && tally.published.is_empty(now) && tally.resolved.is_forgotten(now) {
                 tallies.remove(&self.tenant);
             }
         }
@@ -189,6 +264,8 @@ pub struct Guests {
     /// Sessions that were undone while a process may not have heard of it.
     undone: Arc<Mutex<BTreeSet<u64>>>,
     tallies: Arc<Mutex<HashMap<Tenant, Tally>>>,
+    /// For answers of all of them.
+    room: Arc<Room>,
     /// How long a connection may say nothing before its greeting.
     greeting_time: Duration,
 }
@@ -203,6 +280,7 @@ impl Default for Guests {
             strangers: Arc::default(),
             undone: Arc::default(),
             tallies: Arc::default(),
+            room: Arc::new(Room::new(Limits::ALL)),
             greeting_time: quotas::GREETING_TIME,
         }
     }
@@ -349,6 +427,19 @@ impl Guests {
         }))
     }
 
+    /// One more guest. A process has one: whoever it was before it executed another program, or was quiesced, is no more.
+    fn insert(&self, guest: Guest) {
+        let mut known = self.lock();
+        known.retain(|_, other| {
+            let same = other.instance == guest.instance && other.process.number() == guest.process.number();
+            if same {
+                other.replaced.notify_one();
+            }
+            !same
+        });
+        known.insert(guest.id, guest);
+    }
+
     /// A place for one more connection of a tenant, if it has not too many.
     fn place(&self, socket: &Socket, instance: Option<&str>) -> Option<Place> {
         let tenant = match instance {
@@ -365,9 +456,15 @@ impl Guests {
             return None;
         }
         tally.connections += 1;
+        let own = Arc::clone(&tally.room);
         drop(tallies);
-        let guests = self.clone();
-        Some(Place { tenant, guests })
+        let (guests, all) = (self.clone(), Arc::clone(&self.room));
+        let rooms = Rooms { own, all };
+        Some(Place {
+            tenant,
+            guests,
+            rooms,
+        })
     }
 
     /// An error if the version that a guest library greets with is none of this agent's.
@@ -390,7 +487,18 @@ impl Guests {
         match greeting.context("it did not greet in time")??.0 {
             Greeting::Resolve { version, endpoint } => {
                 self.check_version("a program", process.number(), version)?;
-                let resolved = resolver.resolve(endpoint, instance.as_deref()).await;
+                let after = place.resolve_after();
+                let after = after.context("its programs ask too often where endpoints are")?;
+                tokio::time::sleep(after).await;
+                let mut resolved = resolver.resolve(endpoint, instance.as_deref()).await;
+                if !resolved.keys.is_empty() && !resolver.may_know(&process, resolved.endpoint).await {
+                    tracing::warn!(
+                        ?instance,
+                        by = process.number(),
+                        "asks for the keys of a connection that it does not have or make"
+                    );
+                    resolved.keys.clear();
+                }
                 socket.send_as(version, &resolved, &[]).await
             }
             Greeting::Publish {
@@ -423,6 +531,7 @@ impl Guests {
                 generation: _,
                 quiesced,
             } => {
+                let program = short(program, quotas::NAME_BYTES);
                 // It says what it is called inside; who says what another is called speaks in its name.
                 if !process.pid().is_some_and(|known| identity::is_called(known, pid)) {
                     tracing::warn!(
@@ -466,8 +575,10 @@ impl Guests {
                     quiesced,
                     made_again: Arc::default(),
                     calls,
+                    replaced: Arc::default(),
                 };
-                self.lock().insert(id, guest.clone());
+                let replaced = Arc::clone(&guest.replaced);
+                self.insert(guest.clone());
                 let undone: Vec<_> = self
                     .undone
                     .lock()
@@ -479,7 +590,11 @@ impl Guests {
                     tokio::spawn(abort(guest, undone));
                 }
                 self.changed.send_replace(());
-                let result = pass_on(&socket, version, orders).await;
+                let result = tokio::select! {
+                    biased;
+                    () = replaced.notified() => Err(anyhow::anyhow!("its process has greeted again")),
+                    result = pass_on(&socket, version, orders, &place.rooms) => result,
+                };
                 self.lock().remove(&id);
                 self.changed.send_replace(());
                 result
@@ -499,27 +614,57 @@ async fn abort(guest: Guest, sessions: Vec<u64>) {
 }
 
 /// Passes orders on, one at a time, until the guest goes.
-async fn pass_on(socket: &Channel, version: u32, mut orders: mpsc::Receiver<Call>) -> anyhow::Result<()> {
+async fn pass_on(
+    socket: &Channel,
+    version: u32,
+    mut orders: mpsc::Receiver<Call>,
+    rooms: &Rooms,
+) -> anyhow::Result<()> {
     loop {
         let call = tokio::select! {
             call = orders.recv() => call.context("nobody can give orders any more")?,
             // Between orders a guest says nothing, so whatever comes is the end of the connection, or an error.
-            word = socket.recv_as::<Answer>(version, quotas::ANSWER_BYTES) => {
+            word = socket.arrived() => {
                 word?;
                 bail!("a guest library spoke without having been asked");
             }
         };
         let reply = async {
             socket.send_as(version, &call.order, &call.fds).await?;
-            socket.recv_as::<Answer>(version, quotas::ANSWER_BYTES).await
+            read(socket.arrived().await?, version, rooms).await
         };
         let reply = reply.await;
-        let failed = reply.is_err();
+        let failed = reply.as_ref().is_err_and(|error| !error.is::<Full>());
         // Who asked may have given up.
         let _ = call.reply.send(reply);
         if failed {
             bail!("the channel broke");
         }
+    }
+}
+
+/// Reads an answer as soon as there is room for it.
+async fn read(arrived: Arrived, version: u32, rooms: &Rooms) -> HeldReply {
+    let bytes = arrived.bytes();
+    if bytes > quotas::ANSWER_BYTES {
+        bail!(
+            "the guest library answered with {bytes} bytes, more than {}",
+            quotas::ANSWER_BYTES
+        );
+    }
+    let length = usize::try_from(bytes).expect("it is within the limit");
+    let most = memory_of(length).min(quotas::ANSWER_MEMORY);
+    let reading = rooms.read(length + PEAK * most).await?;
+    let read = move || {
+        let mut left = most;
+        let (answer, fds) = arrived.read_as::<Answer>(version, quotas::ANSWER_BYTES, &mut left)?;
+        anyhow::Ok((answer, fds, reading.done(most - left)?))
+    };
+    match length > LONG {
+        true => tokio::task::spawn_blocking(read)
+            .await
+            .context("reading an answer panicked")?,
+        false => read(),
     }
 }
 
@@ -539,10 +684,9 @@ impl Channel {
             .await
     }
 
-    /// One in the form of a version.
-    async fn recv_as<T: Versioned>(&self, version: u32, most: u64) -> anyhow::Result<(T, Vec<OwnedFd>)> {
-        self.when_readable(|socket| verbatim_channel::recv_as(socket, version, most))
-            .await
+    /// One that is not read yet.
+    async fn arrived(&self) -> anyhow::Result<Arrived> {
+        self.when_readable(verbatim_channel::arrived).await
     }
 
     async fn send<T: serde::Serialize>(&self, message: &T, fds: &[OwnedFd]) -> anyhow::Result<()> {

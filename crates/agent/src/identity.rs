@@ -5,12 +5,12 @@
 //! (`SCM_CREDENTIALS` there, `SO_PEERCRED` here), held by descriptors of the processes, so that a number that one process
 //! had before another does not count. Of RNICs of the kernel's, the kernel says it ([`crate::kernel_rnics`]). RNIC and agent must be in one PID namespace.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use verbatim_channel::RoadMap;
-use verbatim_device::control::{MAX_OWNERS, QpOwner, Reply, Request};
+use verbatim_channel::{Endpoint, RoadMap};
+use verbatim_device::control::{MAX_OWNERS, QpOwner, QpState, QpStatistics, Reply, Request};
 
 use crate::agent::Agent;
 use crate::guests::Guest;
@@ -59,6 +59,66 @@ fn ask_software(nic: &Path, qpns: &[u32]) -> anyhow::Result<HashMap<u32, QpOwner
         }
     }
     Ok(known)
+}
+
+/// Physical numbers of this host's queue pairs that lead to one of `ends`, by the RNICs' word. `about_to`: also those that are about to
+/// be connected, to whatever.
+async fn leading_to(agent: &Agent, ends: Vec<Endpoint>, about_to: bool) -> anyhow::Result<Vec<u32>> {
+    let nic = agent.config.nic_socket();
+    let asked = tokio::task::spawn_blocking(move || ask_leading(&nic, &ends, about_to));
+    asked.await.context("asking the RNIC panicked")?
+}
+
+fn ask_leading(nic: &Path, ends: &[Endpoint], about_to: bool) -> anyhow::Result<Vec<u32>> {
+    let has_kernel_s = !kernel_rnics::all().is_empty();
+    let mut leading = match ask_software_leading(nic, ends, about_to) {
+        Ok(leading) => leading,
+        // As above.
+        Err(_) if has_kernel_s => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    if has_kernel_s {
+        let qpns = ends.iter().map(|end| end.qpn).collect();
+        leading.extend(kernel_rnics::leading_to(&qpns, about_to)?);
+    }
+    Ok(leading)
+}
+
+fn ask_software_leading(nic: &Path, ends: &[Endpoint], about_to: bool) -> anyhow::Result<Vec<u32>> {
+    let socket = standby::connect(nic)?;
+    let ends: HashSet<_> = ends.iter().map(|end| (end.gid, end.qpn)).collect();
+    let (mut leading, mut from_qpn) = (Vec::new(), Some(0));
+    while let Some(first) = from_qpn {
+        let request = Request::QueryStatistics { from_qpn: first };
+        let Reply::Statistics { qps, next, .. } = socket.call::<_, Reply>(&request, &[])?.message else {
+            bail!("the RNIC does not say where queue pairs lead to");
+        };
+        let leads = |qp: &QpStatistics| {
+            qp.remote.is_some_and(|end| ends.contains(&end)) || about_to && qp.state == QpState::Init
+        };
+        leading.extend(qps.iter().filter(|qp| leads(qp)).map(|qp| qp.qpn));
+        from_qpn = next.filter(|next| *next > first);
+    }
+    Ok(leading)
+}
+
+/// The processes that have a connection to one of `ends`, by the RNICs' word.
+pub async fn connected_to(agent: &Agent, ends: &[Endpoint]) -> anyhow::Result<BTreeSet<i32>> {
+    let leading = leading_to(agent, ends.to_vec(), false).await?;
+    let owners = owners(agent, leading).await?;
+    let process = |owner| match owner {
+        QpOwner::Process(pid) => Some(pid),
+        QpOwner::Unknown | QpOwner::None => None,
+    };
+    Ok(owners.into_values().filter_map(process).collect())
+}
+
+/// Whether a process has a connection to `end`, or a queue pair that is about to be connected, by the RNICs' word: a guest library asks
+/// where an endpoint is before it connects a queue pair to it.
+pub async fn may_connect_to(agent: &Agent, pid: i32, end: Endpoint) -> anyhow::Result<bool> {
+    let leading = leading_to(agent, vec![end], true).await?;
+    let owners = owners(agent, leading).await?;
+    Ok(owners.into_values().any(|owner| owner == QpOwner::Process(pid)))
 }
 
 /// The queue pairs that processes call their own and that are not, in words for an operator.
@@ -122,6 +182,67 @@ mod tests {
             (QpOwner::None, Some(7)),
         ] {
             assert!(objection(owner, pid).is_some(), "{owner:?} {pid:?}");
+        }
+    }
+
+    fn qp(qpn: u32, state: QpState, remote: Option<(u8, u32)>) -> QpStatistics {
+        QpStatistics {
+            qpn,
+            context: String::new(),
+            pid: 0,
+            qp_type: verbatim_device::control::QpType::Rc,
+            state,
+            remote: remote.map(|(gid, qpn)| ([gid; 16], qpn)),
+            counters: Vec::new(),
+        }
+    }
+
+    /// An RNIC with these queue pairs, of which it tells two at a time.
+    fn rnic(folder: &Path, qps: Vec<QpStatistics>) -> std::path::PathBuf {
+        let path = folder.join("nic.sock");
+        let listener = verbatim_seqpacket::Listener::bind(&path).unwrap();
+        std::thread::spawn(move || {
+            let socket = listener.accept().unwrap();
+            while let Ok(asked) = socket.recv::<Request>() {
+                let Request::QueryStatistics { from_qpn } = asked.message else {
+                    panic!("asked for something else");
+                };
+                let mut left = qps.iter().filter(|qp| qp.qpn >= from_qpn).cloned();
+                let told = left.by_ref().take(2).collect();
+                let next = left.next().map(|qp| qp.qpn);
+                let device = Vec::new();
+                let reply = Reply::Statistics {
+                    device,
+                    qps: told,
+                    next,
+                };
+                socket.send(&reply, &[]).unwrap();
+            }
+        });
+        path
+    }
+
+    #[test]
+    fn the_rnic_says_which_queue_pairs_lead_to_an_endpoint_or_are_about_to() {
+        let qps = vec![
+            qp(2, QpState::Rts, Some((1, 7))),
+            qp(3, QpState::Init, None),
+            qp(4, QpState::Rts, Some((2, 7))),
+            qp(5, QpState::Reset, None),
+            qp(6, QpState::Rtr, Some((1, 8))),
+            qp(7, QpState::Err, Some((1, 7))),
+        ];
+        let end = |gid, qpn| Endpoint { gid: [gid; 16], qpn };
+        for (ends, about_to, wanted) in [
+            (vec![end(1, 7)], false, vec![2, 7]),
+            (vec![end(1, 7), end(1, 8)], false, vec![2, 6, 7]),
+            (vec![end(1, 7)], true, vec![2, 3, 7]),
+            (vec![end(3, 7)], true, vec![3]),
+            (vec![], false, vec![]),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let nic = rnic(folder.path(), qps.clone());
+            assert_eq!(ask_software_leading(&nic, &ends, about_to).unwrap(), wanted);
         }
     }
 

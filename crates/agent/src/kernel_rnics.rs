@@ -3,7 +3,7 @@
 //! Programs reach them through the system's libibverbs (`docs/backends.md`); the agent only asks about them. What the kernel says is in
 //! sysfs, and behind its RDMA netlink family, for which iproute2's `rdma` is the client that distributions have.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -84,12 +84,41 @@ fn gids(port: &Path) -> Vec<Gid> {
 #[derive(Debug, Deserialize)]
 struct Resource {
     lqpn: u32,
+    /// Where it leads, once it is connected.
+    rqpn: Option<u32>,
+    state: Option<String>,
     /// The thread that made it. None of a queue pair of the kernel's own, or of a process outside of the caller's PID namespace.
     pid: Option<i32>,
 }
 
 /// Whose queue pairs are: by number, the process. A number that several devices have is nobody's: which is meant is not known.
 pub fn owners() -> anyhow::Result<HashMap<u32, Option<i32>>> {
+    let mut owners = owners_of(resources()?);
+    for thread in owners.values_mut() {
+        *thread = thread.and_then(process_of);
+    }
+    Ok(owners)
+}
+
+/// Queue pairs that lead to one of these numbers; `about_to`: and those that are about to be connected. The kernel does not say to
+/// which host one leads.
+pub fn leading_to(qpns: &HashSet<u32>, about_to: bool) -> anyhow::Result<Vec<u32>> {
+    Ok(leading(resources()?, qpns, about_to))
+}
+
+fn leading(resources: Vec<Resource>, qpns: &HashSet<u32>, about_to: bool) -> Vec<u32> {
+    let leads = |resource: &Resource| {
+        let is_init = resource.state.as_deref() == Some("INIT");
+        resource.rqpn.is_some_and(|qpn| qpns.contains(&qpn)) || about_to && is_init
+    };
+    resources
+        .into_iter()
+        .filter(leads)
+        .map(|resource| resource.lqpn)
+        .collect()
+}
+
+fn resources() -> anyhow::Result<Vec<Resource>> {
     let output = Command::new("rdma")
         .args(["-j", "resource", "show", "qp"])
         .output()
@@ -102,11 +131,7 @@ pub fn owners() -> anyhow::Result<HashMap<u32, Option<i32>>> {
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }
-    let mut owners = owners_from(&output.stdout)?;
-    for thread in owners.values_mut() {
-        *thread = thread.and_then(process_of);
-    }
-    Ok(owners)
+    resources_from(&output.stdout)
 }
 
 /// The process of a thread; none if it has ended. The kernel names the thread that made a queue pair.
@@ -116,21 +141,23 @@ fn process_of(thread: i32) -> Option<i32> {
     process.trim().parse().ok()
 }
 
-fn owners_from(json: &[u8]) -> anyhow::Result<HashMap<u32, Option<i32>>> {
+fn resources_from(json: &[u8]) -> anyhow::Result<Vec<Resource>> {
     if json.iter().all(u8::is_ascii_whitespace) {
-        return Ok(HashMap::new());
+        return Ok(Vec::new());
     }
-    let resources: Vec<Resource> =
-        serde_json::from_slice(json).context("`rdma -j resource show qp` says what is not understood")?;
+    serde_json::from_slice(json).context("`rdma -j resource show qp` says what is not understood")
+}
+
+fn owners_of(resources: Vec<Resource>) -> HashMap<u32, Option<i32>> {
     let mut owners = HashMap::new();
-    for Resource { lqpn, pid } in resources {
+    for Resource { lqpn, pid, .. } in resources {
         // Each device has queue pairs 0 and 1, which are the kernel's.
         owners
             .entry(lqpn)
             .and_modify(|owner: &mut Option<i32>| *owner = None)
             .or_insert(pid);
     }
-    Ok(owners)
+    owners
 }
 
 #[cfg(test)]
@@ -142,11 +169,18 @@ mod tests {
         let json = br#"[{"ifindex":0,"ifname":"rxe0","port":1,"lqpn":1,"type":"GSI","state":"RTS","sq-psn":0,"comm":"[ib_core]"},
             {"ifindex":0,"ifname":"rxe0","port":1,"lqpn":17,"rqpn":18,"type":"RC","state":"RTS","rq-psn":0,"sq-psn":0,
              "path-mig-state":"MIGRATED","pdn":8,"pid":533,"comm":"ib_send_bw"},
+            {"ifindex":0,"ifname":"rxe0","port":1,"lqpn":19,"type":"RC","state":"INIT","sq-psn":0,"pdn":8,"pid":534,"comm":"ib_send_bw"},
             {"ifindex":1,"ifname":"rxe1","port":1,"lqpn":1,"type":"GSI","state":"RTS","sq-psn":0,"comm":"[ib_core]"}]"#;
-        let owners = owners_from(json).unwrap();
-        assert_eq!(owners, HashMap::from([(1, None), (17, Some(533))]));
-        assert!(owners_from(b"\n").unwrap().is_empty());
-        assert!(owners_from(b"error").is_err());
+        let owners = owners_of(resources_from(json).unwrap());
+        assert_eq!(
+            owners,
+            HashMap::from([(1, None), (17, Some(533)), (19, Some(534))])
+        );
+        assert!(resources_from(b"\n").unwrap().is_empty());
+        assert!(resources_from(b"error").is_err());
+        let leading = |qpn, about_to| leading(resources_from(json).unwrap(), &HashSet::from([qpn]), about_to);
+        assert_eq!((leading(18, false), leading(17, false)), (vec![17], vec![]));
+        assert_eq!((leading(18, true), leading(17, true)), (vec![17, 19], vec![19]));
     }
 
     #[test]

@@ -41,6 +41,7 @@ mod memory;
 mod method;
 mod nic_listeners;
 mod own_files;
+mod own_state;
 mod pause;
 mod peer_service;
 mod peers;

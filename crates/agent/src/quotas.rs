@@ -24,6 +24,40 @@ pub const GREETING_BYTES: u64 = 1 << 20;
 /// object takes about 100 bytes.
 pub const ANSWER_BYTES: u64 = 64 << 20;
 
+/// The most memory in bytes that such an answer may take: a few times its length, and not all that a list of nothing would.
+pub const ANSWER_MEMORY: usize = 128 << 20;
+
+/// The longest name of a program or device in bytes: it is kept for each process. The kernel's are shorter.
+pub const NAME_BYTES: usize = 256;
+
+/// The longest text in bytes that a program's guest library has operators read.
+pub const TEXT_BYTES: usize = 4096;
+
+/// Contexts of a process that it makes again elsewhere, of which each is kept: an RNIC opens no more for one process.
+pub const MADE_AGAIN: usize = 256;
+
+/// Memory in bytes for answers that are being read, for all tenants and for one. The longest answer fits into what one has, also
+/// while its lists grow.
+pub const ANSWERS_READ: usize = 1 << 30;
+
+/// See [`ANSWERS_READ`].
+pub const ANSWERS_READ_OF_ONE: usize = 512 << 20;
+
+/// Memory in bytes of answers that are in use, of all tenants and of one.
+pub const ANSWERS_HELD: usize = 512 << 20;
+
+/// See [`ANSWERS_HELD`].
+pub const ANSWERS_HELD_OF_ONE: usize = 256 << 20;
+
+/// The most memory in bytes that what another agent says in one message may take: gRPC lets 4 MiB in.
+pub const MESSAGE_MEMORY: usize = 64 << 20;
+
+/// Questions that the programs of one instance may ask at once where an endpoint is: a program that starts connects all of its queue pairs.
+pub const RESOLVES: u32 = 1 << 15;
+
+/// As many more each second. Who tries all numbers of queue pairs, to hear of those that have moved, needs hours for one host's.
+pub const RESOLVES_PER_SECOND: u32 = 1 << 10;
+
 /// Numbers that the programs of one instance have this agent ask for within [`LIFETIME`]: each is an entry at
 /// another host.
 pub const PUBLISHED: usize = 1 << 14;

@@ -24,6 +24,7 @@ use crate::forwarding;
 use crate::instances::recovery::{make_private, recover};
 use crate::memory::parts::PART_BYTES;
 use crate::memory::private_tmpfs;
+use crate::own_state;
 use crate::peer_service::PeerService;
 use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
 use crate::proto::control_server::ControlServer;
@@ -106,6 +107,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     })
     .await?;
     mount_private(&config.runtime_dir)?;
+    own_state::close(&config)?;
     let mut agent = Agent::open(config, Peers::new(directory, credentials), tools)?;
     agent.faults = faults;
     let agent = Arc::new(agent);

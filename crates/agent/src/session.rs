@@ -40,6 +40,7 @@ use verbatim_channel::KeyPair;
 
 use crate::agent::Changed;
 use crate::peers::reason;
+use crate::quotas;
 
 /// The remote keys of each process of an instance, by PID.
 pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
@@ -97,9 +98,10 @@ pub fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data can always be encoded")
 }
 
-/// Decodes it.
+/// Decodes it, if it takes no more memory than such a message may.
 pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T> {
-    postcard::from_bytes(bytes).map_err(|error| {
+    let most = verbatim_bounded::memory_of(bytes.len()).min(quotas::MESSAGE_MEMORY);
+    verbatim_bounded::from_bytes(bytes, most).map_err(|error| {
         anyhow::anyhow!("a malformed message from another agent: {error}; are the versions equal?")
     })
 }

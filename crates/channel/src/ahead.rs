@@ -97,7 +97,7 @@ pub fn unpack(file: OwnedFd) -> io::Result<Vec<MadeAhead>> {
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
     let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     match bytes.split_first() {
-        Some((&FORM, rest)) => postcard::from_bytes(rest).map_err(|error| invalid(error.to_string())),
+        Some((&FORM, rest)) => verbatim_bounded::decode(rest).map_err(|error| invalid(error.to_string())),
         Some((other, _)) => Err(invalid(format!("what was made ahead is in form {other}"))),
         None => Err(invalid("nothing was made ahead".to_owned())),
     }

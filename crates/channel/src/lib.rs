@@ -34,7 +34,7 @@ mod road_map;
 
 pub use gate::Gate;
 pub use hung_up::hung_up_terminal;
-pub use message::{MAX_LONG_BYTES, recv, recv_as, recv_at_most, send, send_as};
+pub use message::{Arrived, MAX_LONG_BYTES, arrived, recv, recv_as, recv_at_most, send, send_as};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
     ClaimedSrq, Greeting, KeyPair, MadeAgain, MadeContext, MadePeer, MadeQp, MovedEndpoint, Order, QpCount,

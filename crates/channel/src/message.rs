@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use verbatim_bounded::memory_of;
 use verbatim_seqpacket::{Carried, Error, MAX_MESSAGE_BYTES, Socket};
 use verbatim_versions::Versioned;
 
@@ -37,6 +38,52 @@ fn send_bytes(
     socket.send(&carried, &all)
 }
 
+/// A message that has arrived, before it is read.
+#[derive(Debug)]
+pub struct Arrived {
+    carried: Carried,
+    fds: Vec<OwnedFd>,
+}
+
+impl Arrived {
+    /// Its length in bytes, as its sender says it. No more of it is read.
+    pub fn bytes(&self) -> u64 {
+        self.carried.length()
+    }
+
+    /// The message in the form that it has in a version of the contract, and the descriptors that came with it. One that did not
+    /// fit into one packet and has more than `most` bytes is an error, and is not read; so is one that says what takes more
+    /// memory than the budget, of which there is less afterwards.
+    pub fn read_as<T: Versioned>(
+        self,
+        version: u32,
+        most: u64,
+        budget: &mut usize,
+    ) -> Result<(T, Vec<OwnedFd>), Error> {
+        self.read(most, |bytes| T::decode(version, bytes, budget))
+    }
+
+    fn read<T>(
+        self,
+        most: u64,
+        decode: impl FnOnce(&[u8]) -> Result<T, verbatim_bounded::Error>,
+    ) -> Result<(T, Vec<OwnedFd>), Error> {
+        let mut fds = self.fds;
+        let bytes = self.carried.take(&mut fds, most.min(MAX_LONG_BYTES))?;
+        let message = decode(&bytes).map_err(|why| Error::undecoded(bytes.len(), why))?;
+        Ok((message, fds))
+    }
+}
+
+/// Receives one message of any length, without reading it.
+pub fn arrived(socket: &Socket) -> Result<Arrived, Error> {
+    let received = socket.recv::<Carried>()?;
+    Ok(Arrived {
+        carried: received.message,
+        fds: received.fds,
+    })
+}
+
 /// Receives one message of any length and the descriptors that came with it.
 pub fn recv<T: DeserializeOwned>(socket: &Socket) -> Result<(T, Vec<OwnedFd>), Error> {
     recv_at_most(socket, MAX_LONG_BYTES)
@@ -44,32 +91,22 @@ pub fn recv<T: DeserializeOwned>(socket: &Socket) -> Result<(T, Vec<OwnedFd>), E
 
 /// The same; a message that did not fit into one packet and has more than `most` bytes is an error, and is not read.
 pub fn recv_at_most<T: DeserializeOwned>(socket: &Socket, most: u64) -> Result<(T, Vec<OwnedFd>), Error> {
-    recv_bytes(socket, most, |bytes| postcard::from_bytes(bytes))
+    let arrived = arrived(socket)?;
+    arrived.read(most, |bytes| verbatim_bounded::decode(bytes))
 }
 
 /// The same of a message in the form that it has in a version of the contract.
 pub fn recv_as<T: Versioned>(socket: &Socket, version: u32, most: u64) -> Result<(T, Vec<OwnedFd>), Error> {
-    recv_bytes(socket, most, |bytes| T::decode(version, bytes))
-}
-
-fn recv_bytes<T>(
-    socket: &Socket,
-    most: u64,
-    decode: impl FnOnce(&[u8]) -> postcard::Result<T>,
-) -> Result<(T, Vec<OwnedFd>), Error> {
-    let received = socket.recv::<Carried>()?;
-    let mut fds = received.fds;
-    let bytes = received.message.take(&mut fds, most.min(MAX_LONG_BYTES))?;
-    let message = decode(&bytes).map_err(|source| Error::Malformed {
-        bytes: bytes.len(),
-        source,
-    })?;
-    Ok((message, fds))
+    let arrived = arrived(socket)?;
+    arrived.read(most, |bytes| {
+        T::decode(version, bytes, &mut memory_of(bytes.len()))
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::RoadMap;
 
     #[test]
     fn a_long_message_and_its_descriptors_arrive() {
@@ -81,6 +118,22 @@ mod tests {
         assert_eq!(fds.len(), 1);
         send(&a, &7u8, &[]).unwrap();
         assert_eq!(recv::<u8>(&b).unwrap().0, 7);
+    }
+
+    #[test]
+    fn a_message_that_would_grow_in_memory_is_refused() {
+        let (a, b) = Socket::pair().unwrap();
+        // A road map with nothing in it but empty texts.
+        let mut road_map = postcard::to_stdvec(&RoadMap::default()).unwrap();
+        road_map.pop();
+        road_map.extend(postcard::to_stdvec(&(64u64 << 20)).unwrap());
+        let length = road_map.len() as u64 + (64 << 20);
+        let memory = rustix::fs::memfd_create("zeroes", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memory, length).unwrap();
+        rustix::io::pwrite(&memory, &road_map, 0).unwrap();
+        a.send(&Carried::InMemfd(length), &[memory.as_fd()]).unwrap();
+        let refused = recv::<RoadMap>(&b).unwrap_err();
+        assert!(matches!(refused, Error::TooLarge { .. }), "{refused}");
     }
 
     #[test]

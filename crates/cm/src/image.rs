@@ -55,7 +55,7 @@ impl IdImage {
         if *version != IMAGE_VERSION {
             return Err(AdoptError::Invalid("it is of another version"));
         }
-        postcard::from_bytes(bytes).map_err(|_| AdoptError::Invalid("it is malformed"))
+        verbatim_bounded::decode(bytes).map_err(|_| AdoptError::Invalid("it is malformed"))
     }
 
     /// Its number, which stays.

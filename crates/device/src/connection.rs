@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use verbatim_seqpacket::{Error, MAX_MESSAGE_BYTES, Received, Socket};
+use verbatim_seqpacket::{Error, MAX_MESSAGE_BYTES, MAX_MESSAGE_MEMORY, Received, Socket};
 use verbatim_versions::{Versioned, Versions};
 
 use crate::control::{Reply, Request, VERSIONS};
@@ -25,7 +25,9 @@ pub fn send<T: Versioned>(
 
 /// Receives a message in the form of a version.
 pub fn recv<T: Versioned>(socket: &Socket, version: u32) -> Result<Received<T>, Error> {
-    socket.recv_bytes()?.decode(|bytes| T::decode(version, bytes))
+    socket
+        .recv_bytes()?
+        .decode(|bytes| T::decode(version, bytes, &mut { MAX_MESSAGE_MEMORY }))
 }
 
 /// The connection of a context, at a program's side.

@@ -86,7 +86,7 @@ impl Objects {
     pub fn new(limits: &Limits, host: HostNumber, guid: [u8; 8]) -> Self {
         Self {
             pds: Table::new(1, limits.max_pd, 0),
-            qps: Table::random(limits.max_qp, host.first_of(QPNS_PER_HOST), QPNS),
+            qps: Table::scattered(limits.max_qp, host.first_of(QPNS_PER_HOST), QPNS),
             channels: Table::new(1, limits.max_cq, 0),
             groups: Groups::new(limits.max_mcast_grp),
             peers: Peers::default(),

@@ -1,6 +1,7 @@
 //! Objects by number.
 //!
-//! Numbers that the table gives are dense, so that looking one up is an index computation. A number is given again only
+//! Numbers that the table gives are dense, so that looking one up is an index computation, or two where they are
+//! [scattered](Table::scattered): then nobody can tell the next one from the last. A number is given again only
 //! after many others have been freed, and each time with another generation: packets and keys that refer to a dead object
 //! find nothing instead of the next one.
 //!
@@ -9,11 +10,13 @@
 //! that asked-for numbers cost the others nothing, and themselves a hash.
 
 mod elsewhere;
+mod order;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use self::elsewhere::Elsewhere;
+use self::order::Order;
 
 /// Freed numbers that wait before the oldest of them is given again, where room is left.
 const QUARANTINE: usize = 1024;
@@ -44,6 +47,8 @@ pub struct Table<T> {
     max: usize,
     /// Numbers that can be asked for.
     askable: Range<u32>,
+    /// Which number belongs to which slot.
+    order: Order,
     slots: Vec<Slot<T>>,
     /// Slots without a value, by when they were freed.
     free: BTreeMap<u64, u32>,
@@ -61,6 +66,7 @@ impl<T> Table<T> {
             start,
             max: max as usize,
             askable: 0..0,
+            order: Order::in_turn(),
             slots: Vec::new(),
             free: BTreeMap::new(),
             freed: 0,
@@ -87,6 +93,14 @@ impl<T> Table<T> {
         }
     }
 
+    /// As [`Table::random`]; the numbers that are given unasked come in a random order.
+    pub fn scattered(max: u32, starts: Range<u32>, askable: Range<u32>) -> Self {
+        Self {
+            order: Order::scattered(max),
+            ..Self::random(max, starts, askable)
+        }
+    }
+
     /// How many objects there are.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len() + self.elsewhere.len()
@@ -95,7 +109,7 @@ impl<T> Table<T> {
     /// Adds the object that `make` makes for its number and generation; `None` if the table is full.
     pub fn insert_with(&mut self, make: impl FnOnce(u32, u8) -> T) -> Option<u32> {
         let index = self.free_index()?;
-        let id = self.start + index;
+        let id = self.start + self.order.number_of(index);
         let slot = &mut self.slots[index as usize];
         slot.value = Some(make(id, slot.generation));
         Some(id)
@@ -143,7 +157,7 @@ impl<T> Table<T> {
         }
         while self.slots.len() < self.max && self.free.len() <= QUARANTINE {
             let fresh = self.slots.len() as u32;
-            let (slot, is_fresh) = match self.elsewhere.take(self.start + fresh) {
+            let (slot, is_fresh) = match self.elsewhere.take(self.start + self.order.add(fresh)) {
                 // It was asked for before its turn came: it has its place here now.
                 Some((generation, Some(value))) => (Slot::new(generation, Some(value)), false),
                 // The same, and it is gone: not so soon.
@@ -168,9 +182,10 @@ impl<T> Table<T> {
         self.freed
     }
 
+    /// The slot of a number; beyond all slots if it has none.
     #[inline]
     fn index(&self, id: u32) -> usize {
-        id.wrapping_sub(self.start) as usize
+        self.order.slot_of(id.wrapping_sub(self.start))
     }
 
     #[inline]
@@ -193,7 +208,8 @@ impl<T> Table<T> {
     pub fn remove(&mut self, id: u32) -> Option<T> {
         let index = self.index(id);
         let Some(slot) = self.slots.get_mut(index) else {
-            return self.elsewhere.remove(id, index < self.max);
+            let would_be_given = (id.wrapping_sub(self.start) as usize) < self.max;
+            return self.elsewhere.remove(id, would_be_given);
         };
         let value = slot.value.take()?;
         slot.generation = slot.generation.wrapping_add(1);
@@ -204,8 +220,13 @@ impl<T> Table<T> {
 
     /// All of them, with their numbers, in the order of those.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        let numbered = (self.start..).zip(&self.slots);
-        let dense = numbered.filter_map(|(id, slot)| Some((id, slot.value.as_ref()?)));
+        let dense = self
+            .order
+            .in_order(self.slots.len())
+            .filter_map(|(number, slot)| {
+                let value = self.slots[slot].value.as_ref()?;
+                Some((self.start + number, value))
+            });
         let mut before = self.elsewhere.sorted();
         let after = before.split_off(before.partition_point(|(id, _)| *id < self.start));
         before.into_iter().chain(dense).chain(after)
@@ -350,8 +371,15 @@ mod tests {
     /// Against a map: whatever is asked for, given and freed, each number has one object.
     #[test]
     fn the_table_is_a_map() {
+        for order in [Order::in_turn(), Order::scattered(60)] {
+            is_a_map(order);
+        }
+    }
+
+    fn is_a_map(order: Order) {
         let mut table = Table {
             askable: 2..200,
+            order,
             ..Table::new(50, 60, 0)
         };
         let mut map = BTreeMap::new();

@@ -31,6 +31,14 @@ impl Carried {
         Ok((Self::InMemfd(bytes.len() as u64), Some(file.into())))
     }
 
+    /// How many bytes there are, or are said to be.
+    pub fn length(&self) -> u64 {
+        match self {
+            Self::Here(bytes) => bytes.len() as u64,
+            Self::InMemfd(length) => *length,
+        }
+    }
+
     /// The bytes. What was said to be in a file is refused if it is longer than `most`, or the file no memory; if the file has
     /// fewer bytes, there are fewer.
     pub fn take(self, fds: &mut Vec<OwnedFd>, most: u64) -> Result<Vec<u8>, Error> {

@@ -20,5 +20,8 @@ pub use socket::{Error, Listener, Received, Socket};
 /// It stays well below the default socket buffer (`net.core.wmem_default`), so that one message always fits.
 pub const MAX_MESSAGE_BYTES: usize = 128 * 1024;
 
+/// The most memory in bytes that what one message says may take.
+pub const MAX_MESSAGE_MEMORY: usize = 16 * MAX_MESSAGE_BYTES;
+
 /// The most file descriptors one message can carry.
 pub const MAX_FDS: usize = 16;

@@ -13,7 +13,7 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{Credentials, MAX_FDS, MAX_MESSAGE_BYTES, Process};
+use crate::{Credentials, MAX_FDS, MAX_MESSAGE_BYTES, MAX_MESSAGE_MEMORY, Process};
 
 /// What can go wrong on a channel.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,14 @@ pub enum Error {
         #[source]
         source: postcard::Error,
     },
+    /// What the bytes say would take too much memory.
+    #[error("a message of {bytes} bytes says what takes more than {most} bytes of memory")]
+    TooLarge {
+        /// How many bytes came.
+        bytes: usize,
+        /// How many bytes of memory what they say may take.
+        most: usize,
+    },
     /// The operating system refused.
     #[error("{call} failed")]
     Os {
@@ -70,13 +78,21 @@ impl Error {
         }
     }
 
+    /// Why a message of so many bytes is not decoded.
+    pub fn undecoded(bytes: usize, why: verbatim_bounded::Error) -> Self {
+        match why {
+            verbatim_bounded::Error::Malformed(source) => Self::Malformed { bytes, source },
+            verbatim_bounded::Error::TooLarge { most } => Self::TooLarge { bytes, most },
+        }
+    }
+
     /// The errno that a C caller should see.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Closed => libc::EIO,
             Self::WouldBlock => libc::EAGAIN,
             Self::Late { .. } => libc::EIO,
-            Self::TooLong { .. } => libc::EMSGSIZE,
+            Self::TooLong { .. } | Self::TooLarge { .. } => libc::EMSGSIZE,
             Self::Malformed { .. } => libc::EPROTO,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
@@ -96,11 +112,12 @@ pub struct Received<T> {
 
 impl Received<Vec<u8>> {
     /// The same with what its bytes say; [`Error::Malformed`] if they say nothing.
-    pub fn decode<T>(self, read: impl FnOnce(&[u8]) -> postcard::Result<T>) -> Result<Received<T>, Error> {
-        let message = read(&self.message).map_err(|source| Error::Malformed {
-            bytes: self.message.len(),
-            source,
-        })?;
+    pub fn decode<T>(
+        self,
+        read: impl FnOnce(&[u8]) -> Result<T, verbatim_bounded::Error>,
+    ) -> Result<Received<T>, Error> {
+        let bytes = self.message.len();
+        let message = read(&self.message).map_err(|why| Error::undecoded(bytes, why))?;
         Ok(Received {
             message,
             fds: self.fds,
@@ -243,7 +260,8 @@ impl Socket {
 
     /// Receives one message.
     pub fn recv<T: DeserializeOwned>(&self) -> Result<Received<T>, Error> {
-        self.recv_bytes()?.decode(|bytes| postcard::from_bytes(bytes))
+        self.recv_bytes()?
+            .decode(|bytes| verbatim_bounded::from_bytes(bytes, MAX_MESSAGE_MEMORY))
     }
 
     /// Receives one packet of bytes. A socket has one reader at a time: two could see the length of the other's packet.
@@ -500,6 +518,26 @@ mod tests {
         }
         a.send_bytes(&vec![0; MAX_MESSAGE_BYTES + 1], &[]).unwrap();
         assert!(matches!(b.recv_bytes(), Err(Error::TooLong { .. })));
+    }
+
+    #[test]
+    fn what_takes_more_memory_than_a_message_may_is_refused() {
+        let (a, b) = Socket::pair().unwrap();
+        let mut bytes = postcard::to_stdvec(&(MAX_MESSAGE_BYTES as u64 - 8)).unwrap();
+        bytes.resize(MAX_MESSAGE_BYTES, 0);
+        a.send_bytes(&bytes, &[]).unwrap();
+        let refused = b.recv::<Vec<String>>().unwrap_err();
+        assert!(
+            matches!(
+                refused,
+                Error::TooLarge {
+                    most: MAX_MESSAGE_MEMORY,
+                    ..
+                }
+            ),
+            "{refused}"
+        );
+        assert_eq!(refused.errno(), libc::EMSGSIZE);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use self::windows::alloc_that_fits;
 use crate::backend::{Device, PhysicalQpInit};
 use crate::error::VerbsError;
 use crate::reach::Patience;
+use crate::sys::start_psn;
 use crate::tables::key_slot;
 
 /// What cannot be made, and why not.
@@ -375,8 +376,7 @@ impl Maker<'_> {
         for gid in &qp.groups {
             made.device.attach_mcast(place.qpn, *gid)?;
         }
-        // Any PSN will do on a connection that is new on both sides; a varying one shows stray packets in captures.
-        let sq_psn = (place.qpn.rotate_left(12) ^ qp.qpn).wrapping_mul(0x9e37_79b1) & 0x00ff_ffff;
+        let sq_psn = start_psn()?;
         if connected {
             let steps = whole[alone..].to_vec();
             made.rest.insert(qp.qpn, Rest { steps, attr, sq_psn });

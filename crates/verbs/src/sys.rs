@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::error::VerbsError;
+
 /// Lets others run.
 pub fn yield_now() {
     std::thread::yield_now();
@@ -11,6 +13,21 @@ pub fn yield_now() {
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The PSN with which a new connection starts to send. The kernel's random numbers: who cannot guess it cannot send in the
+/// partner's name.
+pub fn start_psn() -> Result<u32, VerbsError> {
+    let mut bytes = [0; 4];
+    // SAFETY: the buffer is as long as is said.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if got != bytes.len() as isize {
+        return Err(VerbsError::Os {
+            call: "getrandom",
+            source: std::io::Error::last_os_error(),
+        });
+    }
+    Ok(u32::from_ne_bytes(bytes) & 0x00ff_ffff)
 }
 
 /// Runs `spawn` with all signals blocked, so that the thread that it starts never runs one of the program's handlers.
@@ -54,4 +71,20 @@ pub fn write_own_memory(address: u64, bytes: &[u8]) -> bool {
     // arrives, and whose completion it has not got: nobody has a reference to it. The kernel checks that it is there.
     let written = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
     written == bytes.len() as isize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn start_psns_do_not_follow_from_each_other() {
+        let psns: Vec<u32> = (0..64).map(|_| start_psn().unwrap()).collect();
+        assert!(psns.iter().all(|psn| *psn < 1 << 24));
+        let steps = psns.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]));
+        let steps: BTreeSet<u32> = steps.collect();
+        assert!(steps.len() > 60, "{psns:?}");
+    }
 }

@@ -136,10 +136,11 @@ pub trait Versioned: Serialize + DeserializeOwned {
         postcard::to_stdvec(self)
     }
 
-    /// What these bytes say in the form of a version.
-    fn decode(version: u32, bytes: &[u8]) -> postcard::Result<Self> {
+    /// What these bytes say in the form of a version; an error if that takes more bytes of memory than the budget, of which
+    /// there is less afterwards.
+    fn decode(version: u32, bytes: &[u8], budget: &mut usize) -> Result<Self, verbatim_bounded::Error> {
         let _ = version;
-        postcard::from_bytes(bytes)
+        verbatim_bounded::within(bytes, budget)
     }
 }
 
@@ -220,13 +221,13 @@ mod tests {
             }
         }
 
-        fn decode(version: u32, bytes: &[u8]) -> postcard::Result<Self> {
+        fn decode(version: u32, bytes: &[u8], budget: &mut usize) -> Result<Self, verbatim_bounded::Error> {
             match version {
-                ..=7 => postcard::from_bytes(bytes).map(|OrderOf7 { session }| Self {
+                ..=7 => verbatim_bounded::within(bytes, budget).map(|OrderOf7 { session }| Self {
                     session,
                     limit_ms: 100,
                 }),
-                _ => postcard::from_bytes(bytes),
+                _ => verbatim_bounded::within(bytes, budget),
             }
         }
     }
@@ -239,7 +240,7 @@ mod tests {
         };
         let (old, new) = (order.encode(7).unwrap(), order.encode(8).unwrap());
         assert_ne!(old, new);
-        assert_eq!(Order::decode(8, &new).unwrap(), order);
-        assert_eq!(Order::decode(7, &old).unwrap().limit_ms, 100);
+        assert_eq!(Order::decode(8, &new, &mut 0).unwrap(), order);
+        assert_eq!(Order::decode(7, &old, &mut 0).unwrap().limit_ms, 100);
     }
 }

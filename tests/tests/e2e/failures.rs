@@ -21,6 +21,11 @@ pub fn tests() -> Vec<Test> {
         Test::new("failures::the_answer_is_lost", HOSTS, the_answer_is_lost),
         Test::new("failures::the_question_is_lost", HOSTS, the_question_is_lost),
         Test::new("failures::an_operator_decides", HOSTS, an_operator_decides),
+        Test::new(
+            "failures::a_question_that_lies_in_a_socket_makes_no_second_copy",
+            HOSTS,
+            a_question_that_lies_in_a_socket_makes_no_second_copy,
+        ),
         Test::new("failures::ctrl_c_is_answered", HOSTS, ctrl_c_is_answered),
         Test::new("failures::criu_cannot_dump", HOSTS, criu_cannot_dump),
         Test::new("failures::no_space_there", HOSTS, no_space_there),
@@ -199,6 +204,33 @@ fn an_operator_decides(lab: &TestLab) -> anyhow::Result<()> {
     check.flows("src")?;
     cut.heal();
     goes_on(lab, check, "src")
+}
+
+/// The link comes back while the destination has not noticed yet that it was gone, and an operator has decided meanwhile: what
+/// the source had asked before arrives now.
+fn a_question_that_lies_in_a_socket_makes_no_second_copy(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let migrate = waiting_at(lab, "src", "source-ask")?;
+    let cut = Cut::between(lab, "dst", "src")?;
+    lab.order_faults("src", "")?;
+    let session = comes_to(lab, "src", "in doubt")?;
+    let arguments = ["session", "resolve", &session.id, "--keep", "source", "--force"];
+    let resolve = lab.verbatim(&arguments)?;
+    cut.heal();
+    let resolved = resolve.wait(LIMIT)?;
+    let report = Migration::of(&migrate.wait(LIMIT)?)?;
+    // Whichever of the two was first: the operator hears it, and there is one copy.
+    match report.outcome == MOVED {
+        true => {
+            ensure!(resolved.code == 1, "{}", resolved.stdout);
+            goes_on(lab, check, "dst")
+        }
+        false => {
+            ensure!(report.outcome == ROLLED_BACK, "{report:?}");
+            comes_to(lab, "dst", "rolled back")?;
+            goes_on(lab, check, "src")
+        }
+    }
 }
 
 /// Ctrl-C is heard to its end: the command says where the instance stays, or that it is too late.

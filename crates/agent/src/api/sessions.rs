@@ -10,12 +10,13 @@ use verbatim_session::record::Standing;
 use crate::agent::Shared;
 use crate::instances::{State, recovery};
 use crate::journal::Known;
+use crate::peers::{KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT};
 use crate::proto::outcome_reply::Outcome;
 use crate::proto::resolve_session_request::Keep as Kept;
 use crate::proto::{
     CancelReply, ForgetSessionRequest, ResolveSessionRequest, Session, SessionId, SessionStep,
 };
-use crate::session::control::Stage;
+use crate::session::control::{Control, Stage};
 use crate::session::partner::Partners;
 
 /// Limit for a destination's answer about the outcome of a session.
@@ -93,9 +94,24 @@ fn describe(agent: &Shared, known: Known) -> Session {
     }
 }
 
+/// A destination whose source was not heard of for so long has given the session up, unless it has committed: its connection to
+/// the source is closed by then, with all that lay in it. Some time is added for what it does then.
+const GIVEN_UP_AFTER: Duration = KEEP_ALIVE_INTERVAL
+    .saturating_add(KEEP_ALIVE_TIMEOUT)
+    .saturating_add(Duration::from_secs(4));
+
+/// What a destination says of an instance that does not run there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Says {
+    /// It never will.
+    Never,
+    /// Nothing. The operator has to make sure.
+    Nothing,
+}
+
 /// An error if the destination says that the instance runs there, or may yet run there: only the destination
-/// can give that up. If it does not answer, the operator has to make sure.
-async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &str) -> anyhow::Result<()> {
+/// can give that up.
+async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &str) -> anyhow::Result<Says> {
     let asked = async {
         let mut client = agent.peers.connect(to).await?;
         let answer = client.outcome(SessionId { session }).await?;
@@ -104,7 +120,8 @@ async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &s
     let says = match tokio::time::timeout(ANSWER, asked).await {
         Ok(Ok(Outcome::Committed)) => "runs there",
         Ok(Ok(Outcome::Undecided)) => "could still be let run there",
-        Ok(Ok(Outcome::RolledBack | Outcome::Unknown) | Err(_)) | Err(_) => return Ok(()),
+        Ok(Ok(Outcome::RolledBack)) => return Ok(Says::Never),
+        Ok(Ok(Outcome::Unknown) | Err(_)) | Err(_) => return Ok(Says::Nothing),
     };
     bail!(
         "{to} answers that {instance} {says}: it would run twice if it went on here. Wait for the decision of {to} \
@@ -165,6 +182,25 @@ pub async fn forget(agent: &Shared, request: &ForgetSessionRequest) -> anyhow::R
     }
 }
 
+/// Keeps the instance here. The question that lies in a socket, perhaps, must not be answered after that: the destination is left
+/// alone, and given the time after which it takes none any more.
+async fn keep_source(agent: &Shared, control: &Control) -> anyhow::Result<()> {
+    let (session, instance, to) = (control.session(), &control.instance, &control.destination);
+    let _quiet = control.quiet();
+    if must_not_run_there(agent, session, instance, to).await? == Says::Nothing {
+        tokio::select! {
+            () = tokio::time::sleep(GIVEN_UP_AFTER) => {}
+            () = control.ended() => bail!("session {session:016x} has ended meanwhile"),
+        }
+        must_not_run_there(agent, session, instance, to).await?;
+    }
+    if control.session() != session || control.stage() != Stage::InDoubt {
+        bail!("session {session:016x} was decided meanwhile; see `verbatim session show {session:016x}`");
+    }
+    control.resolve(Keep::Source);
+    Ok(())
+}
+
 /// Decides a session whose hosts lost each other at the commit. Returns what came of it.
 pub async fn resolve(agent: &Shared, request: ResolveSessionRequest) -> anyhow::Result<String> {
     let session = number(&request.session)?;
@@ -202,17 +238,19 @@ pub async fn resolve(agent: &Shared, request: ResolveSessionRequest) -> anyhow::
             "{to} does not say whether {instance} runs there, and only it knows. As soon as it answers, the session goes \
              on by itself: mend the connection or start the agent of {to}. If that cannot be done, decide, with \
              --force:\n\
-             --keep source: {instance} goes on here. If it runs on {to}, it runs twice, with one address and one \
-             identity, and what it did there is lost: first make sure that {to} is off, or that `verbatim session show \
-             {session:016x}` says there that it is rolled back.\n\
+             --keep source: {instance} goes on here, after {} s, in which {to} gives it up if it has not let it run. If it runs on \
+             {to}, it runs twice, with one address and one identity, and what it did there is lost: first make sure that {to} is \
+             off, or that `verbatim session show {session:016x}` says there that it is rolled back. That `verbatim ps` does not \
+             show it there is no proof as long as the session is open there.\n\
              --keep destination: the copy here is killed. If {to} never let it run, {instance} is lost: first make sure \
-             that `verbatim ps` on {to} shows it."
+             that `verbatim ps` on {to} shows it.",
+            GIVEN_UP_AFTER.as_secs()
         );
     }
-    if keep == Keep::Source {
-        must_not_run_there(agent, session, instance, to).await?;
+    match keep {
+        Keep::Source => keep_source(agent, &control).await?,
+        Keep::Destination => control.resolve(keep),
     }
-    control.resolve(keep);
     Ok(match keep {
         Keep::Source => format!("{instance} goes on here, as you say; see that it never runs on {to}"),
         Keep::Destination => format!("{instance} is {to}'s, as you say; the copy here is removed"),

@@ -1,23 +1,34 @@
 //! A program that takes all it can get keeps nobody else from being served.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use verbatim_channel::{OLDEST, VERSION};
 
 use super::*;
+
+mod answers;
 
 /// How long an answer may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Answers at once.
 #[derive(Default)]
-struct Answers(AtomicU32);
+struct Answers(AtomicU32, AtomicBool);
 
 impl Resolver for Answers {
     async fn resolve(&self, endpoint: Endpoint, _: Option<&str>) -> Resolved {
-        let keys = Vec::new();
+        let key = KeyPair {
+            virtual_key: 1,
+            physical_key: 2,
+            any_tag: false,
+        };
+        let keys = vec![key];
         Resolved { endpoint, keys }
+    }
+
+    async fn may_know(&self, _: &Process, _: Endpoint) -> bool {
+        self.1.load(Ordering::Relaxed)
     }
 
     async fn publish(&self, _: [u8; 16], _: u32, _: Vec<KeyPair>, _: Option<u32>) -> Option<u32> {

@@ -35,7 +35,19 @@ pub struct Control {
     session: AtomicU64,
     stage: watch::Sender<Stage>,
     decision: watch::Sender<Option<Keep>>,
+    /// How many operators want the destination left alone.
+    quiet: watch::Sender<usize>,
     ended: watch::Sender<bool>,
+}
+
+/// As long as this exists, the destination is not asked to commit.
+#[derive(Debug)]
+pub struct Quiet<'c>(&'c Control);
+
+impl Drop for Quiet<'_> {
+    fn drop(&mut self) {
+        self.0.quiet.send_modify(|quiet| *quiet -= 1);
+    }
 }
 
 impl Control {
@@ -106,6 +118,23 @@ impl Control {
         self.stage.send_replace(Stage::Committed);
     }
 
+    /// Leaves the destination alone. A question that is under way is given up; what of it lies in a socket may arrive there still.
+    pub fn quiet(&self) -> Quiet<'_> {
+        self.quiet.send_modify(|quiet| *quiet += 1);
+        Quiet(self)
+    }
+
+    /// Whether the destination is left alone.
+    pub fn is_quiet(&self) -> bool {
+        *self.quiet.borrow() > 0
+    }
+
+    /// Waits until it is to be left alone.
+    pub async fn hushed(&self) {
+        // The sender is part of self.
+        let _ = self.quiet.subscribe().wait_for(|quiet| *quiet > 0).await;
+    }
+
     /// An operator decides in the place of the hosts.
     pub fn resolve(&self, keep: Keep) {
         self.decision.send_replace(Some(keep));
@@ -160,6 +189,7 @@ impl Controls {
             session: AtomicU64::new(0),
             stage: watch::Sender::new(stage),
             decision: watch::Sender::new(None),
+            quiet: watch::Sender::new(0),
             ended: watch::Sender::new(false),
         });
         let all = Arc::clone(&self.0);
@@ -213,5 +243,18 @@ mod tests {
         assert!(late.contains("session resolve"), "{late}");
         driven.control.resolve(Keep::Source);
         assert_eq!(driven.control.resolved().await, Keep::Source);
+    }
+
+    #[tokio::test]
+    async fn the_destination_is_left_alone_for_as_long_as_anybody_wants() {
+        let controls = Controls::default();
+        let driven = controls.begin("web", "b", Stage::Deciding);
+        let control = &driven.control;
+        let (one, other) = (control.quiet(), control.quiet());
+        control.hushed().await;
+        drop(one);
+        assert!(control.is_quiet());
+        drop(other);
+        assert!(!control.is_quiet());
     }
 }

@@ -9,7 +9,8 @@ Example:
 When the source has asked the destination to commit and gets no answer, the instance stays frozen at the source until the
 destination says whether it runs there. Usually that takes care of itself as soon as the hosts reach each other. Only if
 the destination will never answer, somebody must decide, with --force:
-  --keep source       the frozen copy goes on. If the destination's runs too, there are two with one identity.
+  --keep source       the frozen copy goes on. If the destination's runs too, there are two with one identity. A destination that
+                      does not answer is first given the time in which it gives the session up, some seconds.
   --keep destination  the frozen copy is killed. If the destination never let its copy run, the instance is lost.
 Without --force nothing is done that another host has not confirmed.
 

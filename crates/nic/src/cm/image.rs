@@ -58,6 +58,6 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
             format!("an image of ids is of version {version}, and this RNIC knows {VERSION}: upgrade it"),
         ));
     }
-    postcard::from_bytes(bytes)
+    verbatim_bounded::decode(bytes)
         .map_err(|error| Refused::invalid(format!("an image of ids is malformed: {error}")))
 }

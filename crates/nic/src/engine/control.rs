@@ -313,7 +313,7 @@ impl Nic {
                     self.answer(id, received, &mut attached, now)
                 }
                 Err(Error::WouldBlock) => return,
-                Err(error @ (Error::Malformed { .. } | Error::TooLong { .. })) => {
+                Err(error @ (Error::Malformed { .. } | Error::TooLong { .. } | Error::TooLarge { .. })) => {
                     Err(Refused::new(libc::EPROTO, error.to_string()))
                 }
                 Err(_) => return self.disconnect(id),

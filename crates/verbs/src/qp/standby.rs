@@ -8,6 +8,7 @@ use super::Qp;
 use crate::backend::{Device, QpPlace};
 use crate::error::VerbsError;
 use crate::reach::Patience;
+use crate::sys::start_psn;
 
 /// A standby queue pair.
 #[derive(Debug, Clone, Copy)]
@@ -24,9 +25,8 @@ pub struct Standby {
 impl Standby {
     /// Makes one for `qp`: same PD, same completion queues, same limits.
     pub fn create(qp: &Qp, device: &dyn Device, session: u64) -> Result<Self, VerbsError> {
+        let sq_psn = start_psn()?;
         let place = device.create_qp(&qp.init_attr().physical(qp.pd()))?;
-        // Any PSN will do on a connection that is new on both sides; a varying one shows stray packets in captures.
-        let sq_psn = (session as u32 ^ place.qpn.rotate_left(12)).wrapping_mul(0x9e37_79b1) & 0x00ff_ffff;
         Ok(Self {
             session,
             place,

@@ -14,6 +14,7 @@ use super::Destination;
 use crate::agent::status;
 use crate::memory::others::Others;
 use crate::proto::{self, FilePart, Freed};
+use crate::session::decode;
 
 /// Parts that are taken ahead of the one that is written, at most.
 const AHEAD: usize = 64;
@@ -22,7 +23,7 @@ impl Destination {
     /// Makes this host's end of the session's connection; returns what the source must know.
     pub async fn offer_bulk(&mut self, offer: &[u8]) -> anyhow::Result<Vec<u8>> {
         self.home()?;
-        let offer = postcard::from_bytes(offer).context("a malformed offer")?;
+        let offer = decode(offer).context("a malformed offer")?;
         let rnic = Arc::clone(&self.agent.rnic);
         let accepted = tokio::task::spawn_blocking(move || {
             let device = rnic.device()?;

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::Ipv6Addr;
 
 use anyhow::{Context, bail};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use verbatim_channel::Endpoint;
 use verbatim_device::control::QpOwner;
 
@@ -115,16 +117,21 @@ pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> any
     let described = guests.into_iter().flat_map(|(pid, guests)| {
         guests
             .into_iter()
-            .map(move |guest| async move { (pid, in_time("describing", guest.describe()).await, guest) })
+            .map(move |guest| async move { (pid, in_time("describing", guest.describe_held()).await, guest) })
     });
+    // Each is done with before it is known how many more there are.
+    let mut described: FuturesUnordered<_> = described.collect();
+    let mut members = BTreeMap::new();
     let mut found = Found {
         members: Vec::new(),
         senders: HashSet::new(),
         unconnected: Vec::new(),
     };
-    for (pid, road_map, guest) in join_all(described).await {
+    while let Some((pid, described, guest)) = described.next().await {
         // A process that ends while we ask has no connections, and its number may be another's by now.
-        let Ok(road_map) = road_map else { continue };
+        let Ok((road_map, _held)) = described else {
+            continue;
+        };
         if guest.host_pid() != Some(pid) {
             continue;
         }
@@ -155,13 +162,16 @@ pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> any
                 connections,
                 unconnected,
             };
-            found.members.push(Member {
+            let place = (pid, guest.id());
+            let member = Member {
                 guest: Some(guest),
                 kept,
                 moves: None,
-            });
+            };
+            members.insert(place, member);
         }
     }
+    found.members.extend(members.into_values());
     // Whoever does not tell of them may have destroyed them meanwhile.
     let left = wanted.keys().copied().collect();
     let owners = identity::owners(agent, left).await?;
@@ -175,18 +185,26 @@ pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> any
     Ok(found)
 }
 
-/// Connections of this host's programs that lead to one of `ends`.
+/// Connections of this host's programs that lead to one of `ends`. Only programs are asked that have one by the RNIC's word.
 pub async fn connected_to(agent: &Shared, ends: &[Endpoint]) -> anyhow::Result<Vec<PartnerConnection>> {
+    if agent.guests.all().is_empty() {
+        return Ok(Vec::new());
+    }
+    let processes = identity::connected_to(agent, ends).await?;
     let ends: HashSet<&Endpoint> = ends.iter().collect();
-    let described = agent
-        .guests
-        .all()
-        .into_iter()
-        .map(|guest| async move { (guest.host_pid(), in_time("describing", guest.describe()).await) });
+    let guests = processes.into_iter().flat_map(|pid| agent.guests.of_process(pid));
+    let mut described: FuturesUnordered<_> = guests
+        .map(|guest| async move {
+            (
+                guest.host_pid(),
+                in_time("describing", guest.describe_held()).await,
+            )
+        })
+        .collect();
     let mut found = Vec::new();
-    for (pid, road_map) in join_all(described).await {
+    while let Some((pid, described)) = described.next().await {
         // A process that ends while we ask has no connections.
-        let (Some(pid), Ok(road_map)) = (pid, road_map) else {
+        let (Some(pid), Ok((road_map, _held))) = (pid, described) else {
             continue;
         };
         let qps = road_map.contexts.iter().flat_map(|context| &context.qps);

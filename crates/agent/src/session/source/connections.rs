@@ -102,10 +102,12 @@ pub fn unconnected(own: &[Gid], road_maps: &[&RoadMap]) -> Vec<Unconnected> {
 pub async fn describe(agent: &Agent, instance: &str) -> anyhow::Result<Vec<(Guest, RoadMap)>> {
     let guests = agent.guests.of_instance(instance);
     let described = guests.into_iter().map(|guest| async move {
-        let road_map = in_time("describing a process", guest.describe()).await?;
-        anyhow::Ok((guest, road_map))
+        let (road_map, held) = in_time("describing a process", guest.describe_held()).await?;
+        anyhow::Ok(((guest, road_map), held))
     });
-    try_join_all(described).await
+    // They count together until all are here.
+    let (described, _held): (Vec<_>, Vec<_>) = try_join_all(described).await?.into_iter().unzip();
+    Ok(described)
 }
 
 /// The same, with nothing in them that is not the processes' own.

@@ -138,8 +138,8 @@ impl Source {
                         let at = Instant::now() + timer.duration();
                         self.decision.timers.push((at, timer));
                     }
-                    // One question at a time.
-                    Action::Ask(_) if self.decision.asked.is_some() => {}
+                    // One question at a time, and none while an operator is about to decide.
+                    Action::Ask(_) if self.decision.asked.is_some() || self.control.is_quiet() => {}
                     Action::Ask(_) => self.decision.asked = Some(self.ask()),
                     // `after_commit` finishes, and what an earlier agent began is probed by `recovery`.
                     Action::Finish | Action::Probe => {}
@@ -216,7 +216,15 @@ impl Source {
         let (mut refused, mut resolved) = (String::new(), false);
         while let State::Asking(_) = self.decision.machine.state() {
             let control = Arc::clone(&self.control);
+            let asks = self.decision.asked.is_some();
             let event = tokio::select! {
+                // Dropping the task would let it go on.
+                () = control.hushed(), if asks => {
+                    if let Some(asked) = self.decision.asked.take() {
+                        asked.abort();
+                    }
+                    continue;
+                }
                 next = self.decision.next() => match next {
                     Next::Answered((answer, why)) => {
                         refused = why;
@@ -231,7 +239,9 @@ impl Source {
             };
             self.decide(event).await;
         }
-        self.decision.asked = None;
+        if let Some(asked) = self.decision.asked.take() {
+            asked.abort();
+        }
         if let State::Finishing = self.decision.machine.state() {
             return Ok(());
         }

@@ -10,7 +10,7 @@ use crate::load;
 use crate::memory::transport::{Choice, Transport};
 use crate::proto::OfferBulkRequest;
 use crate::protocol::BULK;
-use crate::session::told;
+use crate::session::{decode, told};
 
 /// By how many percent more the source's tasks must wait for their processors until the destination fetches what it gets.
 const BUSIER_PERCENT: u32 = 10;
@@ -85,7 +85,7 @@ impl Source {
         let to = self.request.destination.clone();
         let answer = self.destination().offer_bulk(request).await;
         let answer = told(&to, "take memory by RDMA", answer)?;
-        let accepted = postcard::from_bytes(&answer.accepted).context("a malformed answer")?;
+        let accepted = decode(&answer.accepted).context("a malformed answer")?;
         if tuning.operation.is_none() && own_load > answer.waiting_percent + BUSIER_PERCENT {
             outgoing.have_it_fetched();
         }

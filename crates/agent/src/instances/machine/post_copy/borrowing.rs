@@ -171,7 +171,7 @@ async fn lend(agent: &Shared, origin: &Origin, wishes: [Wish; 2]) -> anyhow::Res
     let reply = tokio::time::timeout(ANSWER, asked).await;
     let reply = reply.with_context(|| format!("{source} does not answer"))??;
     ensure!(reply.kept, "{source} keeps nothing");
-    let loans = reply.loans.iter().map(|loan| postcard::from_bytes(loan));
+    let loans = reply.loans.iter().map(|loan| verbatim_bounded::decode(loan));
     let loans: Vec<Loan> = loans.collect::<Result<_, _>>().context("a malformed loan")?;
     ensure!(loans.len() == 2, "{} loans for two wishes", loans.len());
     let key = Key::from_bytes(&reply.key).context("its key is not as long as a key")?;
