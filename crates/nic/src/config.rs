@@ -152,6 +152,9 @@ pub struct Limits {
     pub max_mappings: u32,
     /// Their bytes. Default: 64 TiB.
     pub max_mapped_bytes: u64,
+    /// Their bytes where registered memory is locked ([`NicConfig::locked`]). Default: none, three quarters of the machine's
+    /// memory.
+    pub max_locked_bytes: Option<u64>,
     /// Bytes of packets that came before one that is missing, of all queue pairs. Beyond it they are dropped, and their
     /// sender sends them again. Default: 128 MiB.
     pub max_held_bytes: usize,
@@ -159,6 +162,8 @@ pub struct Limits {
     pub max_cm_ids: u32,
     /// What one program can have of it.
     pub per_program: PerProgram,
+    /// What one tenant can have of it, with all its programs.
+    pub tenants: TenantLimits,
     /// Bytes that may be on their way to one destination without an acknowledgement, shared by the queue pairs. More
     /// than what the caches hold makes everything slower; more than what the receiver's socket buffers makes packets
     /// drop, and the transport then narrows the windows. Default: 2 MiB.
@@ -200,6 +205,40 @@ pub struct PerProgram {
     pub max_cm_ids: u32,
 }
 
+/// What one tenant can have: an instance, or else a user of the host, with all its processes and contexts. It concerns
+/// connections, protection domains, regions, windows, completion queues and channels, queue pairs, shared receive queues,
+/// address handles, mapped files and their bytes.
+#[derive(Debug, Clone)]
+pub struct TenantLimits {
+    /// Of 100 of each that the RNIC can have, one tenant has at most so many (rounded up). Default: 50.
+    pub share_percent: u8,
+    /// Of 100 of each, so many (rounded down) are for what root of the host makes: what instances that arrive find.
+    /// Default: 12.
+    pub reserve_percent: u8,
+}
+
+impl Default for TenantLimits {
+    fn default() -> Self {
+        Self {
+            share_percent: 50,
+            reserve_percent: 12,
+        }
+    }
+}
+
+impl TenantLimits {
+    /// One tenant's share of `all`.
+    pub(crate) fn share(&self, all: u64) -> u64 {
+        let share = (u128::from(all) * u128::from(self.share_percent.min(100))).div_ceil(100);
+        share as u64
+    }
+
+    /// What of `all` is kept for those that arrive.
+    pub(crate) fn reserve(&self, all: u64) -> u64 {
+        (u128::from(all) * u128::from(self.reserve_percent.min(100)) / 100) as u64
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -221,8 +260,10 @@ impl Default for Limits {
             arena_bytes: 16 << 30,
             max_mappings: 40_960,
             max_mapped_bytes: 64 << 40,
+            max_locked_bytes: None,
             max_held_bytes: 128 << 20,
             per_program: PerProgram::default(),
+            tenants: TenantLimits::default(),
             window_bytes: 2 << 20,
             socket_buffer_bytes: 32 << 20,
         }

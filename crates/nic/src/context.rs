@@ -16,6 +16,7 @@ use crate::ends::Doorbells;
 use crate::error::Refused;
 use crate::memory::{Mappings, Owner};
 use crate::outbox::Outbox;
+use crate::tenant::{Kind, Owned, Payer};
 
 #[derive(Debug)]
 pub struct Context {
@@ -35,20 +36,22 @@ pub struct Context {
     attached: bool,
     /// No packet is taken in.
     pub parked: bool,
-    pub pds: HashSet<u32>,
-    pub cqs: HashSet<u32>,
+    pub pds: Owned,
+    pub cqs: Owned,
     /// Entries of all its completion queues.
     pub cqes: u64,
-    pub channels: HashSet<u32>,
+    pub channels: Owned,
     /// Channels of rdma_cm.
     pub cm_channels: HashSet<u32>,
-    pub srqs: HashSet<u32>,
-    pub ahs: HashSet<u32>,
-    pub regions: HashSet<u32>,
+    pub srqs: Owned,
+    pub ahs: Owned,
+    pub regions: Owned,
     /// Pieces of all its regions.
     pub pieces: usize,
     /// Windows by number, the upper 24 bits of their keys.
-    pub windows: HashSet<u32>,
+    pub windows: Owned,
+    /// The doorbells that queue pairs have.
+    qp_slots: Owned,
     /// Queue pairs by doorbell.
     slots: Vec<Option<u32>>,
     free_slots: Vec<u32>,
@@ -63,9 +66,11 @@ impl Context {
         version: u32,
         arena_bytes: u64,
         mappings: Mappings,
+        payer: &Payer,
         credentials: Credentials,
         process: Process,
     ) -> Result<Self, Refused> {
+        let owned = |kind| Owned::new(kind, payer);
         let owner = Rc::new(Owner::default());
         owner.set(credentials, process);
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -83,16 +88,17 @@ impl Context {
             events: None,
             attached: false,
             parked: false,
-            pds: HashSet::new(),
-            cqs: HashSet::new(),
+            pds: owned(Kind::Pds),
+            cqs: owned(Kind::Cqs),
             cqes: 0,
-            channels: HashSet::new(),
+            channels: owned(Kind::Channels),
             cm_channels: HashSet::new(),
-            srqs: HashSet::new(),
-            ahs: HashSet::new(),
-            regions: HashSet::new(),
+            srqs: owned(Kind::Srqs),
+            ahs: owned(Kind::Ahs),
+            regions: owned(Kind::Regions),
             pieces: 0,
-            windows: HashSet::new(),
+            windows: owned(Kind::Windows),
+            qp_slots: owned(Kind::Qps),
             slots: Vec::new(),
             free_slots: Vec::new(),
             arena,
@@ -116,9 +122,9 @@ impl Context {
         self.attached = true;
     }
 
-    /// How many queue pairs it has.
-    pub fn qp_count(&self) -> usize {
-        self.slots.len() - self.free_slots.len()
+    /// Whether it may have one more queue pair, of `most` in this context.
+    pub fn check_qp(&self, most: u32) -> Result<(), Refused> {
+        self.qp_slots.check(most)
     }
 
     /// A doorbell that no queue pair has.
@@ -140,8 +146,12 @@ impl Context {
     /// Gives the doorbell to a queue pair, or back.
     pub fn assign_slot(&mut self, slot: u32, qpn: Option<u32>) {
         self.slots[slot as usize] = qpn;
-        if qpn.is_none() {
-            self.free_slots.push(slot);
+        match qpn {
+            Some(_) => self.qp_slots.insert(slot),
+            None => {
+                self.qp_slots.remove(slot);
+                self.free_slots.push(slot);
+            }
         }
     }
 

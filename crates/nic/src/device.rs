@@ -30,27 +30,28 @@ impl Device {
     pub fn new(config: &NicConfig, interface: Interface, gids: &[IpAddr]) -> Self {
         let limits = config.limits.clone();
         let one = &limits.per_program;
+        let share = |all: u32| limits.tenants.share(all.into()) as u32;
         Self {
             attr: DeviceAttr {
                 name: config.name.clone(),
                 fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
                 node_guid: guid(interface.address()),
                 max_mr_size: MAX_MR_BYTES,
-                max_qp: one.max_qp.min(limits.max_qp),
+                max_qp: one.max_qp.min(share(limits.max_qp)),
                 max_qp_wr: limits.max_qp_wr,
                 max_sge: MAX_SGE as u32,
                 max_inline_data: MAX_INLINE as u32,
-                max_cq: one.max_cq.min(limits.max_cq),
+                max_cq: one.max_cq.min(share(limits.max_cq)),
                 max_cqe: u64::from(limits.max_cqe).min(one.max_cqes) as u32,
-                max_mr: one.max_mr.min(limits.max_mr),
-                max_pd: one.max_pd.min(limits.max_pd),
+                max_mr: one.max_mr.min(share(limits.max_mr)),
+                max_pd: one.max_pd.min(share(limits.max_pd)),
                 max_qp_rd_atom: limits.max_rd_atomic,
                 max_qp_init_rd_atom: limits.max_rd_atomic,
-                max_srq: one.max_srq.min(limits.max_srq),
+                max_srq: one.max_srq.min(share(limits.max_srq)),
                 max_srq_wr: limits.max_qp_wr,
                 max_srq_sge: MAX_SGE as u32,
-                max_ah: one.max_ah.min(limits.max_ah),
-                max_mw: one.max_mw.min(limits.max_mw),
+                max_ah: one.max_ah.min(share(limits.max_ah)),
+                max_mw: one.max_mw.min(share(limits.max_mw)),
                 max_mcast_grp: one.max_mcast_attach.min(limits.max_mcast_grp),
                 max_mcast_qp_attach: one.max_mcast_attach.min(one.max_qp).min(limits.max_qp),
                 max_dm_size: limits.max_dm_bytes,

@@ -27,6 +27,7 @@ mod withheld;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
@@ -43,11 +44,13 @@ use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
 use crate::error::NicError;
 use crate::interface::Interface;
+use crate::memory::Account;
 use crate::objects::Objects;
 use crate::poller::{Poller, Token, Wait, now};
 use crate::qp::{Effects, QueuePair};
 use crate::socket::{RECEIVE_BYTES, UdpPort};
 use crate::stats::{NicCounters, STATS_NAME, StatsWriter};
+use crate::tenant::Tenants;
 use crate::timers::Timers;
 
 /// How often an idle loop looks at its descriptors besides the UDP socket: every so many turns.
@@ -74,6 +77,7 @@ pub struct Nic {
     main_listener: Endpoint,
     listeners: listeners::Listeners,
     clients: Clients,
+    tenants: Tenants,
     objects: Objects,
     effects: Effects,
     /// Queue pairs that something has happened to in this turn.
@@ -149,6 +153,10 @@ impl Nic {
         );
         Ok(Self {
             clients: Clients::new(device.limits.max_contexts),
+            tenants: Tenants::new(
+                &device.limits,
+                Rc::new(Account::of_all(&device.limits, device.locked)),
+            ),
             gids: device.port.gid_table(),
             objects: Objects::new(&device.limits, host_number, device.attr.node_guid),
             device,
@@ -336,6 +344,7 @@ impl Nic {
 
     fn publish(&mut self) {
         self.counters.contexts = self.clients.contexts() as u64;
+        self.counters.tenant_refusals = self.tenants.refusals();
         self.counters.pds = self.objects.pds.len() as u64;
         let shared = &self.objects.shared;
         self.counters.mrs = shared.regions.len() as u64;

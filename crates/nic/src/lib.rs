@@ -62,10 +62,11 @@ mod starvation;
 #[allow(unsafe_code)]
 mod stats;
 mod table;
+mod tenant;
 mod timers;
 mod wqe;
 
-pub use config::{HostNumber, Limits, NicConfig, PerProgram, Port};
+pub use config::{HostNumber, Limits, NicConfig, PerProgram, Port, TenantLimits};
 pub use engine::Nic;
 pub use error::NicError;
 pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};

@@ -110,6 +110,7 @@ pub fn device_counters(
         ("cq_overruns", nic.cq_overruns),
         ("bad_indices", nic.bad_indices),
         ("truncated_files", nic.truncated_files),
+        ("tenant_refusals", nic.tenant_refusals),
         ("control_requests", nic.requests),
         ("control_refused", nic.refused_requests),
     ];

@@ -4,7 +4,6 @@ mod queues;
 
 use std::net::IpAddr;
 use std::ops::Range;
-use std::rc::Rc;
 
 use verbatim_device::control::{CompletionEvent, FIRST_PUBLISHED_QPN, QPNS_PER_HOST};
 use verbatim_roce::{Counters, Forwarding, HoldBudget, MigrationCounters, Path};
@@ -15,7 +14,7 @@ use crate::budget::Peers;
 use crate::cm::Manager;
 use crate::config::{HostNumber, Limits};
 use crate::context::Context;
-use crate::memory::{Account, Regions};
+use crate::memory::Regions;
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
 use crate::qp::{QueuePair, Route, Scratch};
@@ -73,8 +72,6 @@ pub struct Objects {
     /// Connections by address and port.
     pub cm: Manager,
     pub shared: Shared,
-    /// What all programs' mapped files take.
-    pub mapped: Rc<Account>,
     /// The counters of all queue pairs, also of those that are gone, as of the end of the last turn.
     pub counted: Counters,
 }
@@ -102,7 +99,6 @@ impl Objects {
                 newsworthy: Vec::new(),
                 migration: MigrationCounters::default(),
             },
-            mapped: Rc::new(Account::of_all(limits.max_mappings, limits.max_mapped_bytes)),
             counted: Counters::default(),
         }
     }

@@ -24,6 +24,7 @@ use verbatim_device::control::{Reply, Request};
 use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Process};
 
+pub use self::context::MAX_NAME_BYTES;
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::Refused;
@@ -31,6 +32,7 @@ use crate::memory::Registration;
 use crate::objects::Objects;
 use crate::poller::Poller;
 use crate::qp::Effects;
+use crate::tenant::Payer;
 
 /// Whatever an answer depends on.
 pub struct Desk<'a> {
@@ -53,6 +55,8 @@ pub struct Asker<'a> {
     pub credentials: Credentials,
     /// The process that made the connection, if it has no context yet.
     pub connected_by: &'a mut Option<Process>,
+    /// Who pays for its context.
+    pub payer: &'a Payer,
     /// The descriptors that came with it.
     pub fds: Vec<OwnedFd>,
     /// The descriptor that goes with the answer.

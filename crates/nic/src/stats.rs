@@ -20,7 +20,7 @@ use crate::error::NicError;
 pub const STATS_NAME: &str = "nic.stats";
 
 /// `NicStats::magic` of this version of the file.
-const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST4");
+const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST5");
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -141,6 +141,8 @@ counters! {
     bad_indices,
     /// Contexts lost to a truncated file.
     truncated_files,
+    /// Objects, connections and memory that a tenant did not get because of what it has, or all have.
+    tenant_refusals,
     /// Control requests.
     requests,
     /// Control requests that were refused.

@@ -13,8 +13,9 @@ use crate::authority::{self, Caller, Origin, Stage};
 use crate::context::Context;
 use crate::error::{NicError, Refused};
 use crate::poller::Token;
-use crate::requests::{Asker, Desk};
+use crate::requests::{Asker, Desk, MAX_NAME_BYTES};
 use crate::table::Table;
+use crate::tenant::{Seat, Tenant};
 
 /// Requests of one connection served in a row.
 const REQUESTS_PER_TURN: usize = 16;
@@ -66,6 +67,8 @@ struct Client {
     socket: Socket,
     /// Over which socket it came.
     origin: Origin,
+    /// Who is charged for the connection, and for what is made on it.
+    seat: Seat,
     /// The process that connected, as far as this one can see it.
     pid: i32,
     /// The same, until it opens a context.
@@ -261,21 +264,26 @@ impl Nic {
         if socket.set_nonblocking(true).is_err() {
             return;
         }
-        let Ok(Credentials { pid, .. }) = socket.peer() else {
+        let Ok(Credentials { pid, uid, .. }) = socket.peer() else {
             return;
         };
         let most = self.device.limits.per_program.max_contexts;
-        if let Err(message) = self.clients.check_room(pid, most) {
-            // It is turned away, whether it hears why or not.
-            let _ = socket.send(
-                &Reply::Error {
-                    errno: libc::ENOMEM,
-                    message,
-                },
-                &[],
-            );
-            return;
-        }
+        let room = self.clients.check_room(pid, most);
+        let seat = room.and_then(|()| self.seat(token, uid).map_err(|refused| refused.message));
+        let seat = match seat {
+            Ok(seat) => seat,
+            Err(message) => {
+                // It is turned away, whether it hears why or not.
+                let _ = socket.send(
+                    &Reply::Error {
+                        errno: libc::ENOMEM,
+                        message,
+                    },
+                    &[],
+                );
+                return;
+            }
+        };
         let origin = match token {
             Token::MainListener => Origin::Main,
             _ => Origin::Instance,
@@ -284,6 +292,7 @@ impl Nic {
         let client = Client {
             socket,
             origin,
+            seat,
             pid,
             process: socket_process,
             context: None,
@@ -298,6 +307,28 @@ impl Nic {
             tracing::warn!(%error, "a program was turned away");
             self.clients.clients.remove(id);
         }
+    }
+
+    /// A connection is charged to the instance whose socket it came over, or else to the user that connects.
+    fn seat(&mut self, token: Token, uid: u32) -> Result<Seat, Refused> {
+        let instance = match token {
+            Token::Listener(id) => self.listeners.instance(id),
+            _ => None,
+        };
+        let of_host_root = instance.is_none() && uid == 0;
+        let tenant = instance.map_or(Tenant::User(uid), |name| Tenant::Instance(name.to_owned()));
+        Seat::take(self.tenants.payer(tenant, of_host_root))
+    }
+
+    /// Root of the host opens contexts for instances, and says for which. The connection is that instance's from now on.
+    fn charge(&mut self, id: u32, name: &str, sender: Credentials) -> Result<(), Refused> {
+        let known = self.clients.clients.get_mut(id);
+        let known = known.filter(|client| client.context.is_none() && client.origin == Origin::Main);
+        if let Some(client) = known.filter(|_| sender.uid == 0 && name.len() <= MAX_NAME_BYTES) {
+            let tenant = Tenant::Instance(name.to_owned());
+            client.seat = Seat::take(self.tenants.payer(tenant, true))?;
+        }
+        Ok(())
     }
 
     /// Answers what a connection asks.
@@ -378,9 +409,10 @@ impl Nic {
             }
             Request::QueryOwners { qpns } => return self.query_owners(&qpns),
             Request::StartCapture { snap_bytes, qpn } => return self.start_capture(id, snap_bytes, qpn),
-            Request::OpenContext { .. } => {
+            Request::OpenContext { ref name, .. } => {
                 let most = self.device.limits.per_program.max_contexts;
                 self.clients.check_share(credentials, most)?;
+                self.charge(id, name, credentials)?;
             }
             Request::ResizeCq { .. } => self.catch_up(),
             _ => {}
@@ -407,6 +439,7 @@ impl Nic {
                 context: &mut client.context,
                 credentials,
                 connected_by: &mut client.process,
+                payer: client.seat.payer(),
                 fds,
                 attached,
             },

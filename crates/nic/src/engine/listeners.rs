@@ -35,6 +35,11 @@ impl Listeners {
         Some(&self.known.get(&id)?.listener)
     }
 
+    /// The instance of a listener.
+    pub fn instance(&self, id: u32) -> Option<&str> {
+        Some(&self.known.get(&id)?.instance)
+    }
+
     fn of(&self, instance: &str) -> Option<u32> {
         let mut known = self.known.iter();
         known

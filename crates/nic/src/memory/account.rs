@@ -5,13 +5,22 @@
 
 use std::cell::Cell;
 
+use crate::config::Limits;
 use crate::error::Refused;
+
+/// Of the machine's memory; without limit where the kernel does not tell.
+fn three_quarters_of_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|total| total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib * 1024 / 4 * 3)
+}
 
 /// Of one program, or of all.
 #[derive(Debug)]
 pub struct Account {
     /// Whose, for messages.
-    whose: &'static str,
+    whose: String,
     mappings: Cell<u32>,
     bytes: Cell<u64>,
     most_mappings: u32,
@@ -19,9 +28,9 @@ pub struct Account {
 }
 
 impl Account {
-    pub fn new(whose: &'static str, most_mappings: u32, most_bytes: u64) -> Self {
+    pub fn new(whose: impl Into<String>, most_mappings: u32, most_bytes: u64) -> Self {
         Self {
-            whose,
+            whose: whose.into(),
             mappings: Cell::new(0),
             bytes: Cell::new(0),
             most_mappings,
@@ -29,18 +38,38 @@ impl Account {
         }
     }
 
-    /// The RNIC's own: at most what the kernel gives, less what else needs mappings.
-    pub fn of_all(most_mappings: u32, most_bytes: u64) -> Self {
+    /// The RNIC's own: at most what the kernel gives, less what else needs mappings; and, if all of it is locked, what the
+    /// machine has.
+    pub fn of_all(limits: &Limits, locked: bool) -> Self {
+        let most_mappings = limits.max_mappings;
+        let most_bytes = match locked {
+            true => limits.max_locked_bytes.unwrap_or_else(three_quarters_of_memory),
+            false => u64::MAX,
+        };
+        let most_bytes = most_bytes.min(limits.max_mapped_bytes);
         let kernel = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let kernel = kernel.ok().and_then(|count| count.trim().parse::<u32>().ok());
         let most = kernel.map_or(most_mappings, |kernel| most_mappings.min(kernel / 8 * 5));
         Self::new("this RNIC", most, most_bytes)
     }
 
+    /// An account of somebody who may have a part of what this one may have.
+    pub fn part(&self, whose: String, part: impl Fn(u64) -> u64) -> Self {
+        let most_mappings = part(self.most_mappings.into()) as u32;
+        Self::new(whose, most_mappings, part(self.most_bytes))
+    }
+
     /// Whether there may be one more mapping, of so many bytes.
-    pub fn check(&self, bytes: u64) -> Result<(), Refused> {
+    pub(crate) fn check(&self, bytes: u64) -> Result<(), Refused> {
+        self.check_leaving(bytes, |_| 0)
+    }
+
+    /// The same, if a part of all that there may be is kept.
+    pub(crate) fn check_leaving(&self, bytes: u64, reserve: impl Fn(u64) -> u64) -> Result<(), Refused> {
         let (mappings, mapped) = (self.mappings.get(), self.bytes.get());
-        if mappings < self.most_mappings && bytes <= self.most_bytes.saturating_sub(mapped) {
+        let usable = |most: u64| most - reserve(most);
+        let left_bytes = usable(self.most_bytes).saturating_sub(mapped);
+        if u64::from(mappings) < usable(self.most_mappings.into()) && bytes <= left_bytes {
             return Ok(());
         }
         Err(Refused::new(

@@ -15,6 +15,7 @@ use verbatim_mapped::Truncated;
 use super::account::Account;
 use super::place::place;
 use crate::error::Refused;
+use crate::tenant::Payer;
 
 const PAGE: u64 = 4096;
 
@@ -30,8 +31,8 @@ pub struct FileMapping {
     bytes: u64,
     writable: bool,
     truncated: Rc<Cell<bool>>,
-    /// Of its program, and of the RNIC.
-    accounts: [Rc<Account>; 2],
+    /// Of its program, of its tenant, and of the RNIC.
+    accounts: [Rc<Account>; 3],
 }
 
 impl FileMapping {
@@ -136,17 +137,19 @@ pub struct MappedPart {
 pub struct Mappings {
     by_file: HashMap<(u64, u64), Vec<Weak<FileMapping>>>,
     truncated: Rc<Cell<bool>>,
-    accounts: [Rc<Account>; 2],
+    of_program: Rc<Account>,
+    payer: Payer,
     locked: bool,
 }
 
 impl Mappings {
-    /// Of a program that has this account, on an RNIC that has that one.
-    pub fn new(of_program: Rc<Account>, of_all: Rc<Account>) -> Self {
+    /// Of a program that has this account, and a tenant that pays for it.
+    pub fn new(of_program: Rc<Account>, payer: Payer) -> Self {
         Self {
             by_file: HashMap::new(),
             truncated: Rc::default(),
-            accounts: [of_program, of_all],
+            of_program,
+            payer,
             locked: false,
         }
     }
@@ -238,9 +241,10 @@ impl Mappings {
             ProtFlags::READ
         };
         let bytes = bytes.next_multiple_of(PAGE);
-        self.accounts
-            .iter()
-            .try_for_each(|account| account.check(bytes))?;
+        self.of_program.check(bytes)?;
+        self.payer.check_mapping(bytes)?;
+        let [of_tenant, of_all] = self.payer.mapped();
+        let accounts = [Rc::clone(&self.of_program), of_tenant, of_all];
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
         let base = unsafe {
             rustix::mm::mmap(
@@ -254,7 +258,7 @@ impl Mappings {
         }
         .map_err(|errno| Refused::os("mmap", errno))?;
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0 unless asked to");
-        self.accounts.iter().for_each(|account| account.begin(bytes));
+        accounts.iter().for_each(|account| account.begin(bytes));
         // It is unmapped again if it cannot be had.
         let mapping = FileMapping {
             base,
@@ -262,7 +266,7 @@ impl Mappings {
             bytes,
             writable,
             truncated: Rc::clone(&self.truncated),
-            accounts: self.accounts.clone(),
+            accounts,
         };
         if self.locked {
             verbatim_paging::populate(base.as_ptr() as usize, bytes as usize, writable).map_err(|error| {
@@ -283,8 +287,8 @@ mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
     fn mappings() -> Mappings {
-        let account = || Rc::new(Account::new("this test", 3, 64 * PAGE));
-        Mappings::new(account(), account())
+        let account = Account::new("this test", 3, 64 * PAGE);
+        Mappings::new(Rc::new(account), Payer::of_test())
     }
 
     fn memfd(pages: u64) -> OwnedFd {

@@ -204,10 +204,10 @@ mod tests {
         fn new() -> Self {
             let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&file, 16 * PAGE).unwrap();
-            let account = || Rc::new(Account::new("this test", 64, 1 << 30));
+            let account = Rc::new(Account::new("this test", 64, 1 << 30));
             Self {
                 file: [file],
-                mappings: Mappings::new(account(), account()),
+                mappings: Mappings::new(account, crate::tenant::Payer::of_test()),
                 owner: Rc::default(),
             }
         }

@@ -2,7 +2,7 @@
 
 use verbatim_device::control::{AddressVector, Reply};
 
-use super::{Desk, path, within};
+use super::{Desk, path};
 use crate::context::Context;
 use crate::error::Refused;
 use crate::objects::Ah;
@@ -17,11 +17,7 @@ impl Desk<'_> {
     ) -> Result<Reply, Refused> {
         self.use_pd(pd, id)?;
         let path = path::resolve(self.device, av)?;
-        within(
-            context.ahs.len(),
-            self.device.limits.per_program.max_ah,
-            "address handles",
-        )?;
+        context.ahs.check(self.device.limits.per_program.max_ah)?;
         let make = |_, _| Ah { pd, path };
         let ahs = &mut self.objects.shared.ahs;
         let ah = ahs
@@ -33,7 +29,7 @@ impl Desk<'_> {
     }
 
     pub(super) fn destroy_ah(&mut self, ah: u32, context: &mut Context) -> Result<Reply, Refused> {
-        if !context.ahs.remove(&ah) {
+        if !context.ahs.remove(ah) {
             return Err(Refused::no_such("address handle", ah));
         }
         self.objects.remove_ah(ah);

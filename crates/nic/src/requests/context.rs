@@ -12,7 +12,7 @@ use crate::memory::{Account, Mappings};
 use crate::outbox::Outbox;
 
 /// Longest name of a context in bytes.
-const MAX_NAME_BYTES: usize = 128;
+pub const MAX_NAME_BYTES: usize = 128;
 
 fn check_version(version: u32) -> Result<(), Refused> {
     let asker = Side::new("the asking side", Versions::only(version))
@@ -51,13 +51,13 @@ impl Desk<'_> {
         let events = events(asker)?;
         let most = &self.device.limits.per_program;
         let account = Account::new("this program", most.max_mappings, most.max_mapped_bytes);
-        let mappings =
-            Mappings::new(Rc::new(account), Rc::clone(&self.objects.mapped)).locked(self.device.locked);
+        let mappings = Mappings::new(Rc::new(account), asker.payer.clone()).locked(self.device.locked);
         let mut context = Context::new(
             name,
             version,
             arena_bytes,
             mappings,
+            asker.payer,
             asker.credentials,
             asker.process(),
         )?;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use verbatim_device::control::{AsyncEventType, Reply};
 use verbatim_device::layout::CqLayout;
 
-use super::{Desk, within};
+use super::Desk;
 use crate::context::Context;
 use crate::ends::CqEnd;
 use crate::error::Refused;
@@ -19,7 +19,7 @@ impl Desk<'_> {
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         let most = self.device.limits.per_program.max_cq;
-        within(context.channels.len(), most, "completion channels")?;
+        context.channels.check(most)?;
         let outbox = Outbox::new(fds)?;
         let make = |_, _| Channel { users: 0, outbox };
         let channel = self
@@ -51,7 +51,7 @@ impl Desk<'_> {
                 format!("completion queues use completion channel {channel}"),
             ));
         }
-        context.channels.remove(&channel);
+        context.channels.remove(channel);
         if let Some(gone) = self.objects.channels.remove(channel) {
             // The program may have this end too, so that closing it here does not end the watch.
             self.poller.remove(&gone.outbox);
@@ -96,7 +96,7 @@ impl Desk<'_> {
     ) -> Result<Reply, Refused> {
         let layout = self.check_entries(entries, context.cqes)?;
         let most = self.device.limits.per_program.max_cq;
-        within(context.cqs.len(), most, "completion queues")?;
+        context.cqs.check(most)?;
         if let Some(channel) = channel {
             self.own_channel(channel, context)?;
         }
@@ -165,7 +165,7 @@ impl Desk<'_> {
             }
             context.cqes -= u64::from(queue.entries);
         }
-        context.cqs.remove(&cq);
+        context.cqs.remove(cq);
         self.objects.remove_cq(cq);
         if let Some(events) = &mut context.events {
             events.forget(|event| event.event == AsyncEventType::CqErr && event.object == cq);

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use verbatim_device::control::{Access, Reply, Translation};
 
-use super::{Desk, within};
+use super::Desk;
 use crate::context::Context;
 use crate::error::Refused;
 use crate::memory::{Region, Registration};
@@ -17,11 +17,7 @@ impl Desk<'_> {
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         self.use_pd(wanted.pd, wanted.context)?;
-        within(
-            context.regions.len(),
-            self.device.limits.per_program.max_mr,
-            "memory regions",
-        )?;
+        context.regions.check(self.device.limits.per_program.max_mr)?;
         let refused = |why| Refused::number("memory region", key, why);
         self.objects.shared.regions.check(key).map_err(refused)?;
         let region = Region::new(wanted, &mut context.mappings, &context.owner)?;
@@ -81,7 +77,7 @@ impl Desk<'_> {
     pub(super) fn dereg_mr(&mut self, key: u32, context: &mut Context) -> Result<Reply, Refused> {
         let pieces = self.own_region(key, context)?.pieces();
         context.pieces -= pieces;
-        context.regions.remove(&key);
+        context.regions.remove(key);
         self.objects.remove_region(key);
         Ok(Reply::Done)
     }

@@ -2,7 +2,7 @@
 
 use verbatim_device::control::{MwState, MwType, Reply};
 
-use super::{Desk, within};
+use super::Desk;
 use crate::context::Context;
 use crate::error::Refused;
 use crate::memory::{BindWanted, Domain, Window};
@@ -17,11 +17,7 @@ impl Desk<'_> {
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         self.use_pd(pd, id)?;
-        within(
-            context.windows.len(),
-            self.device.limits.per_program.max_mw,
-            "memory windows",
-        )?;
+        context.windows.check(self.device.limits.per_program.max_mw)?;
         let regions = &mut self.objects.shared.regions;
         let rkey = regions
             .insert_window(Window::new(pd, mw_type), rkey)
@@ -33,7 +29,7 @@ impl Desk<'_> {
 
     pub(super) fn dealloc_mw(&mut self, rkey: u32, context: &mut Context) -> Result<Reply, Refused> {
         let number = rkey >> 8;
-        if !context.windows.remove(&number) {
+        if !context.windows.remove(number) {
             return Err(Refused::no_such("memory window with key", rkey));
         }
         self.objects.remove_window(number);

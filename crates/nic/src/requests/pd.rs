@@ -2,7 +2,7 @@
 
 use verbatim_device::control::Reply;
 
-use super::{Desk, within};
+use super::Desk;
 use crate::context::Context;
 use crate::error::Refused;
 use crate::objects::Pd;
@@ -10,7 +10,7 @@ use crate::objects::Pd;
 impl Desk<'_> {
     pub(super) fn alloc_pd(&mut self, id: u32, context: &mut Context) -> Result<Reply, Refused> {
         let most = self.device.limits.per_program.max_pd;
-        within(context.pds.len(), most, "protection domains")?;
+        context.pds.check(most)?;
         let pd = self
             .objects
             .pds
@@ -34,7 +34,7 @@ impl Desk<'_> {
                 format!("{users} objects use protection domain {pd}"),
             ));
         }
-        context.pds.remove(&pd);
+        context.pds.remove(pd);
         self.objects.pds.remove(pd);
         Ok(Reply::Done)
     }

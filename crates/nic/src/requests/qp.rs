@@ -5,7 +5,7 @@ use verbatim_device::control::{
 };
 use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 
-use super::{Desk, within};
+use super::Desk;
 use crate::context::Context;
 use crate::ends::QpEnds;
 use crate::error::Refused;
@@ -40,7 +40,7 @@ impl Desk<'_> {
         }
         let limits = &self.device.limits;
         let cap = grant(&wanted.cap, limits.max_qp_wr, wanted.srq.is_some())?;
-        within(context.qp_count(), limits.per_program.max_qp, "queue pairs")?;
+        context.check_qp(limits.per_program.max_qp)?;
         let qps = &self.objects.qps;
         qps.check(wanted.qpn)
             .map_err(|why| Refused::number("queue pair", wanted.qpn, why))?;

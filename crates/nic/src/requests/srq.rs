@@ -3,7 +3,7 @@
 use verbatim_device::control::{Reply, SrqAttr};
 use verbatim_roce::MAX_SGE;
 
-use super::{Desk, within};
+use super::Desk;
 use crate::context::Context;
 use crate::ends::SrqEnd;
 use crate::error::Refused;
@@ -25,11 +25,7 @@ impl Desk<'_> {
                 wanted.max_wr, wanted.max_sge, limits.max_qp_wr
             )));
         }
-        within(
-            context.srqs.len(),
-            limits.per_program.max_srq,
-            "shared receive queues",
-        )?;
+        context.srqs.check(limits.per_program.max_srq)?;
         let attr = SrqAttr {
             max_wr: wanted.max_wr.max(1),
             max_sge: wanted.max_sge.max(1),
@@ -79,7 +75,7 @@ impl Desk<'_> {
                 format!("queue pairs use shared receive queue {srq}"),
             ));
         }
-        context.srqs.remove(&srq);
+        context.srqs.remove(srq);
         self.objects.remove_srq(srq);
         Ok(Reply::Done)
     }
