@@ -30,6 +30,7 @@
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
+mod account;
 mod arena;
 mod authority;
 mod budget;

@@ -9,7 +9,6 @@
 //! the values come from rings and packets, and the region may be gone since the last one. Nothing outside this folder
 //! touches a program's memory.
 
-mod account;
 #[allow(unsafe_code)]
 mod mapping;
 #[allow(unsafe_code)]
@@ -20,7 +19,6 @@ mod regions;
 #[allow(unsafe_code)]
 mod windows;
 
-pub use account::Account;
 pub use mapping::Mappings;
 pub use process::Owner;
 pub use region::{Region, Registration};

@@ -12,9 +12,9 @@ use std::ops::Deref;
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
+use crate::account;
 use crate::config::{Limits, TenantLimits};
 use crate::error::Refused;
-use crate::memory;
 
 /// A tenant that is refused again and again is logged so often.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ struct Totals {
     have: [Cell<u32>; KINDS],
     most: [u32; KINDS],
     limits: TenantLimits,
-    mapped: Rc<memory::Account>,
+    mapped: Rc<account::Account>,
     refusals: Cell<u64>,
 }
 
@@ -105,7 +105,7 @@ struct Totals {
 struct Account {
     tenant: Tenant,
     have: [Cell<u32>; KINDS],
-    mapped: Rc<memory::Account>,
+    mapped: Rc<account::Account>,
     totals: Rc<Totals>,
     logged: Cell<Option<Instant>>,
 }
@@ -132,7 +132,7 @@ pub struct Tenants {
 
 impl Tenants {
     /// `mapped` is the RNIC's own account of mapped files.
-    pub fn new(limits: &Limits, mapped: Rc<memory::Account>) -> Self {
+    pub fn new(limits: &Limits, mapped: Rc<account::Account>) -> Self {
         Self {
             known: HashMap::new(),
             totals: Rc::new(Totals {
@@ -226,7 +226,7 @@ impl Payer {
     }
 
     /// The accounts of mapped files to which a mapping is charged: the tenant's, and the RNIC's.
-    pub fn mapped(&self) -> [Rc<memory::Account>; 2] {
+    pub fn mapped(&self) -> [Rc<account::Account>; 2] {
         [&self.account.mapped, &self.account.totals.mapped].map(Rc::clone)
     }
 
@@ -234,7 +234,7 @@ impl Payer {
     #[cfg(test)]
     pub fn of_test() -> Self {
         let limits = Limits::default();
-        let mapped = Rc::new(memory::Account::of_all(&limits, false));
+        let mapped = Rc::new(account::Account::of_all(&limits, false));
         Tenants::new(&limits, mapped).payer(Tenant::User(0), false)
     }
 

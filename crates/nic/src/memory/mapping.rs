@@ -12,8 +12,8 @@ use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use verbatim_mapped::Truncated;
 
-use super::account::Account;
 use super::place::place;
+use crate::account::Account;
 use crate::error::Refused;
 use crate::tenant::Payer;
 

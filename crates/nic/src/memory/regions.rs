@@ -187,8 +187,9 @@ mod tests {
     use rustix::fs::MemfdFlags;
     use verbatim_device::control::{Backing, Segment};
 
-    use super::super::{Account, Mappings, Owner, Registration};
+    use super::super::{Mappings, Owner, Registration};
     use super::*;
+    use crate::account::Account;
 
     const PAGE: u64 = 4096;
     const BASE: u64 = 0x7000_0000_0000;

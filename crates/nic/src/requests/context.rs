@@ -6,9 +6,10 @@ use verbatim_device::control::{AsyncEvent, Reply, VERSIONS};
 use verbatim_versions::{Side, Versions, agree};
 
 use super::{Asker, Desk};
+use crate::account::Account;
 use crate::context::Context;
 use crate::error::Refused;
-use crate::memory::{Account, Mappings};
+use crate::memory::Mappings;
 use crate::outbox::Outbox;
 
 /// Longest name of a context in bytes.
