@@ -18,6 +18,7 @@
 
 mod addresses;
 mod application;
+mod came_back;
 mod compat;
 mod conformance;
 mod drain;
@@ -232,6 +233,7 @@ fn main() -> ExitCode {
         gids::tests(),
         failures::tests(),
         unfinished::tests(),
+        came_back::tests(),
         faults::tests(),
         lost_rnic::tests(),
         addresses::tests(),
