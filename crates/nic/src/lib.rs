@@ -29,8 +29,8 @@
 
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code)]
 mod account;
+#[allow(unsafe_code)]
 mod arena;
 mod authority;
 mod budget;
