@@ -49,7 +49,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
 
     for known in agent.journal.sessions() {
         let is_own = known.told.instance.as_deref() == Some(name) && known.role != Role::Partner;
-        if is_own && known.standing.is_after_decision() {
+        if is_own && known.part.standing.is_after_decision() {
             let session = known.session;
             notes.push(format!(
                 "an earlier move of {name}, session {session:016x}, is not finished: not all partners have taken its new connections; \
