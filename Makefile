@@ -47,6 +47,7 @@ sim: setup ## the simulated worlds: SEEDS (0..10000000), every fault put back, a
 	$(release)/verbatim-simulation --world turns quirks
 	$(release)/verbatim-simulation --world fill quirks
 	$(release)/verbatim-simulation --world post-copy quirks
+	$(release)/verbatim-simulation --world history quirks
 	$(release)/verbatim-simulation seeds $(or $(SEEDS),0..10000000) --threads 2 --walked crates/simulation/walked.txt
 	$(release)/verbatim-simulation --world turns seeds $(or $(SEEDS),0..10000000) --threads 2 \
 		--walked crates/simulation/walked.txt
@@ -54,10 +55,13 @@ sim: setup ## the simulated worlds: SEEDS (0..10000000), every fault put back, a
 		--walked crates/simulation/walked.txt
 	$(release)/verbatim-simulation --world post-copy seeds $(or $(SEEDS),0..10000000) --threads 2 \
 		--walked crates/simulation/walked.txt
+	$(release)/verbatim-simulation --world history seeds $(or $(SEEDS),0..10000000) --threads 2 \
+		--walked crates/simulation/walked.txt
 	$(release)/verbatim-simulation explore $(or $(FAULTS),3)
 	$(release)/verbatim-simulation --world turns explore $(or $(FAULTS),3)
 	$(release)/verbatim-simulation --world fill explore 12
 	$(release)/verbatim-simulation --world post-copy explore 12
+	$(release)/verbatim-simulation --world history explore 1
 
 mutants: setup ## change the core's code in every small way, and look whether a test notices (needs `cargo install cargo-mutants --locked`)
 	$(cargo) mutants -p verbatim-session

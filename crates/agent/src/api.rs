@@ -20,7 +20,7 @@ use verbatim_container::{Bind, ContainerName, Link, Workload};
 use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::instances::filling;
-use crate::instances::home::{Home, Paths};
+use crate::instances::home::{Arrival, Home, Paths};
 use crate::instances::machine;
 use crate::instances::machine::Origin;
 use crate::instances::machine::guest::Guest;
@@ -225,6 +225,7 @@ impl ControlService {
             let home = Home::create(
                 &agent.config,
                 record,
+                Arrival::Started,
                 Link::Attached,
                 &agent.nic_listeners,
                 &agent.guests,

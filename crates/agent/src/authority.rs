@@ -160,7 +160,7 @@ impl Agent {
         for part in parts {
             if part.role == Role::Destination {
                 parties.arrived = matches!(
-                    part.standing,
+                    part.part.standing,
                     Standing::Committed | Standing::Ran | Standing::Closed(Outcome::Committed)
                 );
             }

@@ -6,11 +6,13 @@
 //! The journal does not grow for ever: of sessions that ended long ago only their end is kept, and of those before them nothing.
 //!
 //! ```text
-//!  source:       Opened ─ step… ─► Deciding ─► Ran ──────────► Closed
+//!  source:       Opened ─ step… ─► Deciding ─► Ran ─► Cleared ► Closed
 //!  destination:  Opened ─ step… ─► Committed ─► Ran ─────────► Closed
 //!  partner:      Opened ─ step… ─► Drained ─► Switched ──────► Closed
 //!                   └─────────────────┴────► RolledBack ─────► Closed
 //! ```
+//!
+//! The order of sessions is that of their first records. The time that a record names is for the operator alone: clocks are put back.
 //!
 //! Where tasks run before they have all of their memory (`verbatim_session::fill`), a destination's Committed says so, and Filled that nothing is missing any more:
 //! before or after Closed.
@@ -22,11 +24,11 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use verbatim_journal::{AppendError, Durability, Folder, Log};
 use verbatim_session::decision::Outcome;
 use verbatim_session::fill::Noted;
-use verbatim_session::record::{Entry, Note, Standing, What};
+use verbatim_session::record::{Entry, Note, Standing, Unreadable, What};
 use verbatim_session::{Phase, Role};
 
 pub use known::Known;
@@ -56,6 +58,8 @@ struct Inner {
     /// How long the log was when nothing in it was over.
     bytes_compact: u64,
     known: BTreeMap<(u64, Role), Known>,
+    /// How many parts of sessions have begun.
+    begun: u64,
     /// Those that have ended, in that order.
     ended: VecDeque<(u64, Role)>,
 }
@@ -63,10 +67,11 @@ struct Inner {
 impl Inner {
     fn add(&mut self, entry: Entry) {
         let key = (entry.session, entry.role);
-        let known = self
-            .known
-            .entry(key)
-            .or_insert_with(|| Known::new(entry.session, entry.role));
+        let begun = &mut self.begun;
+        let known = self.known.entry(key).or_insert_with(|| {
+            *begun += 1;
+            Known::new(*begun, &entry)
+        });
         let was_over = known.is_over();
         known.add(entry);
         if was_over || !known.is_over() {
@@ -85,6 +90,13 @@ impl Inner {
         }
     }
 
+    /// Records are missing here: they may have said more of what is known so far.
+    fn damaged(&mut self) {
+        for known in self.known.values_mut() {
+            known.part.damaged();
+        }
+    }
+
     /// Writes the log anew if most of it is over.
     fn compact(&mut self) -> anyhow::Result<()> {
         let bytes = self.log.bytes();
@@ -94,14 +106,19 @@ impl Inner {
         if self
             .known
             .values()
-            .any(|known| known.standing == Standing::Damaged)
+            .any(|known| known.part.standing == Standing::Damaged)
         {
             // The damaged segments say so as long as they are there.
             return Ok(());
         }
-        let open = self.known.values().filter(|known| !known.is_over());
-        let ended = self.ended.iter().filter_map(|key| self.known.get(key));
-        let records = ended.chain(open).flat_map(Known::entries);
+        self.rewrite()
+    }
+
+    /// Writes what is known as a new log, in the order in which sessions began: nothing else tells that order.
+    fn rewrite(&mut self) -> anyhow::Result<()> {
+        let mut all: Vec<_> = self.known.values().collect();
+        all.sort_unstable_by_key(|known| known.part.sequence);
+        let records = all.into_iter().flat_map(Known::entries);
         self.log.rewrite(records.map(|entry| entry.encode()))?;
         self.bytes_compact = self.log.bytes();
         Ok(())
@@ -120,7 +137,8 @@ impl Journal {
     /// Goes on in `folder`, which is made if it is not there.
     ///
     /// What a crash has cut off is passed over: nobody was told of it. Where records are damaged that others follow, nothing is
-    /// concluded from what is missing: the sessions that were not over stand as [`Standing::Damaged`].
+    /// concluded from what is missing: the sessions that had begun before, and of which no later record says how they stand, are
+    /// [`Standing::Damaged`]. A record of a later release is no damage: the journal is that release's.
     pub fn open(folder: &Path) -> anyhow::Result<Self> {
         let located = || format!("the journal in {}", folder.display());
         if let Some(above) = folder.parent() {
@@ -133,24 +151,39 @@ impl Journal {
             boot: boot_id()?,
             bytes_compact: 0,
             known: BTreeMap::new(),
+            begun: 0,
             ended: VecDeque::new(),
         };
         let mut damage = replayed.damage.map(|damage| damage.to_string());
-        for record in &replayed.records {
+        let mut gaps = replayed.gaps.iter().peekable();
+        for (number, record) in replayed.records.iter().enumerate() {
+            while gaps.next_if(|gap| **gap <= number).is_some() {
+                inner.damaged();
+            }
             match Entry::decode(record) {
                 Ok(entry) => inner.add(entry),
-                Err(error) => damage = Some(error),
+                Err(newer @ Unreadable::Newer(_)) => bail!(
+                    "{} has {newer}: a later release of verbatim has written it. Start the agent of that release, or a later one",
+                    located()
+                ),
+                Err(Unreadable::Damaged(why)) => {
+                    inner.damaged();
+                    damage.get_or_insert(why);
+                }
             }
         }
+        if gaps.next().is_some() {
+            inner.damaged();
+        }
         if let Some(damage) = damage {
+            let open = inner.known.values();
+            let open = open.filter(|known| known.part.standing == Standing::Damaged);
             tracing::error!(
                 damage,
-                "{}: records are missing; what was decided in open sessions is asked of the other hosts",
+                sessions = open.count(),
+                "{}: records are missing; what was decided in the sessions that they may have been about is asked of the other hosts",
                 located()
             );
-            for known in inner.known.values_mut() {
-                known.damaged();
-            }
         }
         Ok(Self(Mutex::new(inner)))
     }
@@ -241,7 +274,7 @@ impl Journal {
         self.lock()
             .known
             .get(&(session, role))
-            .map(|known| known.standing)
+            .map(|known| known.part.standing)
     }
 
     /// What is noted of the memory of an instance that has come here in this boot, and by which session.
@@ -257,10 +290,23 @@ impl Journal {
             .known
             .values()
             .filter(came)
-            .max_by_key(|known| known.begun());
+            .max_by_key(|known| known.part.sequence);
         latest.map_or((None, Noted::Unknown), |known| {
-            (Some(known.session), known.memory)
+            (Some(known.session), known.part.memory_here())
         })
+    }
+
+    /// Whose session's part of moving an instance has begun last on this host.
+    pub fn latest(&self, instance: &str) -> Option<(u64, Role)> {
+        let inner = self.lock();
+        let moves =
+            |known: &&Known| known.role != Role::Partner && known.told.instance.as_deref() == Some(instance);
+        let latest = inner
+            .known
+            .values()
+            .filter(moves)
+            .max_by_key(|known| known.part.sequence);
+        latest.map(|known| (known.session, known.role))
     }
 
     /// Sessions whose tasks lacked memory when it was last written down, and the instances that they have brought here.
@@ -269,7 +315,7 @@ impl Journal {
         let filling = inner
             .known
             .values()
-            .filter(|known| known.memory == Noted::Missing);
+            .filter(|known| known.part.memory == Noted::Missing);
         filling
             .map(|known| (known.session, known.told.instance.clone().unwrap_or_default()))
             .collect()
@@ -291,218 +337,4 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod tests {
-    use verbatim_session::record::Parties;
-
-    use super::*;
-
-    fn opened() -> What {
-        What::Opened(Parties {
-            instance: "web".to_owned(),
-            source: "a".to_owned(),
-            destination: "b".to_owned(),
-        })
-    }
-
-    fn names(journal: &Journal, session: u64, role: Role) -> Vec<String> {
-        let parts = journal.parts(session);
-        let part = parts.iter().find(|part| part.role == role).unwrap();
-        part.steps.iter().map(|(_, name)| name.clone()).collect()
-    }
-
-    #[test]
-    fn a_journal_goes_on_where_it_was() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state/journal");
-        let journal = Journal::open(&path).unwrap();
-        journal.write(1, Role::Source, opened()).unwrap();
-        journal.step(1, Role::Source, Phase::Converge, "PreCopy");
-        let partners = Note {
-            partners: vec!["c".to_owned()],
-            ..Note::default()
-        };
-        journal.note(1, Role::Source, partners);
-        journal.write(1, Role::Source, What::Deciding).unwrap();
-        journal.write(1, Role::Source, What::Ran).unwrap();
-        journal.step(1, Role::Source, Phase::Resume, "Replay");
-        journal.write(2, Role::Destination, opened()).unwrap();
-        let boot = journal.boot();
-        let check = |journal: &Journal| {
-            assert_eq!(journal.standing(1, Role::Source), Some(Standing::Ran));
-            assert_eq!(journal.standing(1, Role::Partner), None);
-            assert_eq!(journal.standing(2, Role::Destination), Some(Standing::Opened));
-            let expected = ["Open", "PreCopy", "Deciding", "Running", "Replay"];
-            assert_eq!(names(journal, 1, Role::Source), expected);
-            let known = &journal.parts(1)[0];
-            assert_eq!(known.told.instance.as_deref(), Some("web"));
-            assert_eq!(known.told.partners, ["c"]);
-            assert_eq!(known.boot, boot);
-        };
-        check(&journal);
-        drop(journal);
-        check(&Journal::open(&path).unwrap());
-    }
-
-    #[test]
-    fn two_agents_do_not_share_a_journal() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal");
-        let _first = Journal::open(&path).unwrap();
-        assert!(Journal::open(&path).is_err());
-    }
-
-    #[test]
-    fn a_damaged_journal_decides_nothing_about_open_sessions() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal");
-        let journal = Journal::open(&path).unwrap();
-        for session in [1, 2] {
-            journal.write(session, Role::Destination, opened()).unwrap();
-        }
-        journal
-            .write(1, Role::Destination, What::Committed(Noted::Nothing))
-            .unwrap();
-        let over = What::Closed(Outcome::RolledBack);
-        journal.write(2, Role::Destination, over).unwrap();
-        journal.write(3, Role::Source, opened()).unwrap();
-        drop(journal);
-        let (mut damaged, mut cut_off) = (0, 0);
-        let length = std::fs::metadata(segment(&path)).unwrap().len() as usize;
-        for offset in 0..length {
-            // A copy, since what is found damaged is put aside.
-            let copy = folder.path().join(format!("copy-{offset}"));
-            std::fs::create_dir(&copy).unwrap();
-            let mut bytes = std::fs::read(segment(&path)).unwrap();
-            bytes[offset] ^= 0x40;
-            std::fs::write(copy.join(segment(&path).file_name().unwrap()), bytes).unwrap();
-            let Ok(journal) = Journal::open(&copy) else {
-                continue;
-            };
-            let later = journal.standing(3, Role::Source);
-            match journal.standing(1, Role::Destination) {
-                Some(Standing::Damaged) => damaged += 1,
-                Some(Standing::Committed) | None => {}
-                // A record that nothing follows is one that was being written when the machine went down: nobody was told of it.
-                Some(Standing::Opened) if later.is_none() => cut_off += 1,
-                other => panic!("offset {offset}: {other:?}, and the last record says {later:?}"),
-            }
-        }
-        assert!(damaged > 0, "{damaged} damaged, {cut_off} cut off");
-    }
-
-    /// The only segment of a journal.
-    fn segment(path: &Path) -> std::path::PathBuf {
-        let segments = std::fs::read_dir(path).unwrap();
-        let mut segments = segments
-            .map(|entry| entry.unwrap().path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "log"));
-        let only = segments.next().expect("a segment");
-        assert!(segments.next().is_none());
-        only
-    }
-
-    #[test]
-    fn what_is_long_over_is_forgotten() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal");
-        let journal = Journal::open(&path).unwrap();
-        let undecided = 1 << 40;
-        journal.write(undecided, Role::Destination, opened()).unwrap();
-        journal.step(undecided, Role::Destination, Phase::Prepare, "PreSetup");
-        journal
-            .write(undecided, Role::Destination, What::Committed(Noted::Nothing))
-            .unwrap();
-        let many = KEPT as u64 + 100;
-        for session in 0..many {
-            // Without waiting for the disk, which decisions otherwise do.
-            let mut inner = journal.lock();
-            let boot = inner.boot;
-            let step = What::Step {
-                phase: Phase::Quiesce,
-                name: "Drain".to_owned(),
-            };
-            for what in [opened(), step, What::Closed(Outcome::Committed)] {
-                let entry = Entry {
-                    session,
-                    role: Role::Partner,
-                    unix_ms: session,
-                    boot,
-                    what,
-                };
-                inner.log.append(&entry.encode(), Durability::Later).unwrap();
-                inner.add(entry);
-            }
-        }
-        let before = journal.lock().log.bytes();
-        journal.write(many, Role::Partner, opened()).unwrap();
-        let after = journal.lock().log.bytes();
-        let ends = 140 * many;
-        assert!(
-            after < before && after < ends,
-            "it was written anew, and has little but ends: {before} bytes before, {after} after"
-        );
-        drop(journal);
-        let journal = Journal::open(&path).unwrap();
-        assert_eq!(journal.standing(0, Role::Partner), None, "forgotten");
-        let over = Some(Standing::Closed(Outcome::Committed));
-        assert_eq!(journal.standing(200, Role::Partner), over);
-        assert_eq!(
-            names(&journal, many - 1, Role::Partner),
-            ["Open", "Drain", "Closed"]
-        );
-        let steps = names(&journal, undecided, Role::Destination);
-        assert_eq!(steps, ["Open", "PreSetup", "Commit"]);
-        let standing = journal.standing(undecided, Role::Destination);
-        assert_eq!(standing, Some(Standing::Committed));
-        assert_eq!(journal.parts(many)[0].told.instance.as_deref(), Some("web"));
-    }
-
-    #[test]
-    fn what_memory_is_missing_is_known_until_it_is_not_and_then_forgotten_as_all_else() {
-        let folder = tempfile::tempdir().unwrap();
-        let journal = Journal::open(folder.path()).unwrap();
-        let destination = Role::Destination;
-        assert_eq!(journal.memory("web"), (None, Noted::Unknown));
-        journal.write(1, destination, opened()).unwrap();
-        journal
-            .write(1, destination, What::Committed(Noted::Missing))
-            .unwrap();
-        let closed = What::Closed(Outcome::Committed);
-        journal.write(1, destination, closed).unwrap();
-        let must_be_missing = |journal: &Journal| {
-            assert_eq!(journal.memory("web"), (Some(1), Noted::Missing));
-            assert_eq!(journal.memory("other"), (None, Noted::Unknown));
-            assert_eq!(journal.filling(), [(1, "web".to_owned())]);
-            assert!(journal.lock().ended.is_empty(), "it is not over");
-        };
-        must_be_missing(&journal);
-        drop(journal);
-        let journal = Journal::open(folder.path()).unwrap();
-        must_be_missing(&journal);
-        // One that came to nothing says nothing of the instance that is here.
-        journal.write(2, destination, opened()).unwrap();
-        journal
-            .write(2, destination, What::Committed(Noted::Missing))
-            .unwrap();
-        journal.write(2, destination, What::RolledBack).unwrap();
-        assert_eq!(journal.memory("web").0, Some(1));
-        assert_eq!(journal.filling().len(), 1);
-
-        let boot = journal.parts(1)[0].boot;
-        journal.write(1, destination, What::Filled).unwrap();
-        drop(journal);
-        let journal = Journal::open(folder.path()).unwrap();
-        assert_eq!(journal.memory("web"), (Some(1), Noted::Nothing));
-        assert!(journal.filling().is_empty());
-        assert_eq!(journal.parts(1)[0].boot, boot);
-        assert_eq!(journal.lock().ended, [(1, destination)]);
-        // Its source may have been away for long.
-        if let Some(known) = journal.lock().known.get_mut(&(1, destination)) {
-            known.forget();
-        }
-        let kept: Vec<Entry> = journal.parts(1)[0].entries().collect();
-        let mut again = Known::new(1, destination);
-        kept.into_iter().for_each(|entry| again.add(entry));
-        assert!(again.is_over() && again.memory == Noted::Nothing);
-    }
-}
+mod tests;

@@ -271,7 +271,8 @@ impl Peer for PeerService {
 
     async fn outcome(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
         let session = self.admit(PeerRpc::Outcome, request).await?.session;
-        Ok(Response::new(outcome::known(&self.0.journal, session)))
+        let is_asking = self.0.destinations.is_asking(session);
+        Ok(Response::new(outcome::known(&self.0.journal, session, is_asking)))
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
@@ -420,7 +421,7 @@ impl Peer for PeerService {
         let Ok(session) = self.0.destinations.get(id) else {
             // It has ended, or an agent that comes later has not looked at it yet.
             return match self.0.journal.standing(id, Role::Destination) {
-                Some(_) => Ok(Response::new(outcome::known(&self.0.journal, id))),
+                Some(_) => Ok(Response::new(outcome::known(&self.0.journal, id, false))),
                 None => Err(Status::not_found(format!(
                     "{} is not the destination of session {id:016x}",
                     self.0.name()

@@ -110,6 +110,9 @@ pub struct Replayed {
     pub records: Vec<Vec<u8>>,
     /// The first place where records may be missing that were on the disk.
     pub damage: Option<Damage>,
+    /// All such places, in order, each as the number of records before it. What is missing there was appended after these records, and
+    /// before the rest.
+    pub gaps: Vec<usize>,
 }
 
 /// A place where something was on the disk once and is not any more.

@@ -94,7 +94,7 @@ impl<S: Storage> Log<S> {
         bytes_before: u64,
     ) -> Result<Self, Error> {
         let end = head.end();
-        let is_damaged = head.damage.is_some() || last_bad.is_some_and(|number| number > head.number);
+        let is_damaged = !head.damages.is_empty() || last_bad.is_some_and(|number| number > head.number);
         if !is_damaged && let Ok(file) = settle(&mut storage, head) {
             return Ok(Self {
                 storage,

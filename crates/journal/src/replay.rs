@@ -38,7 +38,7 @@ impl Chain {
             if promised.is_some_and(|place| place != last) {
                 damage.push((segment.number, last.offset));
             }
-            damage.extend(segment.damage.map(|offset| (segment.number, offset)));
+            damage.extend(segment.damages.iter().map(|offset| (segment.number, *offset)));
             parts.push((segment, end));
             next = match segment.before {
                 Before::Nothing => {
@@ -66,6 +66,29 @@ impl Chain {
             .iter()
             .rev()
             .flat_map(|(segment, end)| segment.records(0, *end));
+        let starts = parts.iter().flat_map(|(segment, end)| {
+            let frames = segment.frames(0, *end);
+            frames.map(|frame| (segment.number, frame.start as u64))
+        });
+        // Behind a segment that nobody can read, the next one begins with copies of records from before it.
+        let behind = |place: (u32, u64)| {
+            let lost = segments.get(&place.0).is_none_or(Option::is_none);
+            let later = parts.iter().map(|(segment, _)| *segment);
+            let next = later.filter(|segment| segment.number > place.0).last();
+            match next.map(|next| (next, next.before)) {
+                Some((next, Before::Place(before))) if lost && before.segment < place.0 => {
+                    (next.number, next.whole)
+                }
+                _ => place,
+            }
+        };
+        let mut gaps: Vec<usize> = damage
+            .iter()
+            .map(|place| behind(*place))
+            .map(|place| starts.clone().filter(|start| *start < place).count())
+            .collect();
+        gaps.sort_unstable();
+        gaps.dedup();
         Self {
             head: head.map(|segment| segment.number),
             base,
@@ -76,6 +99,7 @@ impl Chain {
                     .iter()
                     .min()
                     .map(|&(segment, offset)| Damage { segment, offset }),
+                gaps,
             },
             damaged: damage.iter().map(|(segment, _)| *segment).collect(),
         }

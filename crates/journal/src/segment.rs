@@ -101,10 +101,10 @@ pub struct Segment {
     pub bytes: Vec<u8>,
     /// Up to here it was on the disk, as it says itself. Records behind this may be in the page cache only.
     pub durable: u64,
-    /// The first place that is bad although it was on the disk.
-    pub damage: Option<u64>,
+    /// The places that are bad although they were on the disk, in order.
+    pub damages: Vec<u64>,
     /// This much of it was on the disk before it got its name.
-    whole: u64,
+    pub whole: u64,
     header: Frame,
     frames: Vec<Frame>,
 }
@@ -145,7 +145,7 @@ impl Segment {
             before,
             durable: whole,
             whole,
-            damage: None,
+            damages: Vec::new(),
             header,
             frames: Vec::new(),
             bytes,
@@ -160,7 +160,7 @@ impl Segment {
             let next = frame::read(&self.bytes, self.number, at).filter(|frame| frame.previous == previous);
             let next = next.or_else(|| {
                 let behind = self.behind_damage(at)?;
-                self.damage.get_or_insert(at as u64);
+                self.damages.push(at as u64);
                 Some(behind)
             });
             let Some(frame) = next else { break };
@@ -169,7 +169,7 @@ impl Segment {
             self.frames.push(frame);
         }
         if (at as u64) < self.whole {
-            self.damage.get_or_insert(at as u64);
+            self.damages.push(at as u64);
         }
     }
 
@@ -212,8 +212,12 @@ impl Segment {
 
     /// The records from one offset to another.
     pub fn records(&self, from: u64, to: u64) -> impl Iterator<Item = &[u8]> + Clone {
+        self.frames(from, to).map(|frame| frame.payload(&self.bytes))
+    }
+
+    /// The frames of records from one offset to another.
+    pub fn frames(&self, from: u64, to: u64) -> impl Iterator<Item = &Frame> + Clone {
         let frames = self.frames.iter();
-        let frames = frames.filter(move |frame| frame.start as u64 >= from && frame.end as u64 <= to);
-        frames.map(|frame| frame.payload(&self.bytes))
+        frames.filter(move |frame| frame.start as u64 >= from && frame.end as u64 <= to)
     }
 }

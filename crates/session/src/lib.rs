@@ -3,6 +3,8 @@
 //! - [`decision`]: one machine for each role. A machine takes an event and says what is to be done; it reads no clock, opens
 //!   no file and sends nothing. So the agent and the simulated world run the very same code.
 //! - [`record`]: what the journal keeps, and what follows from it.
+//! - [`part`]: the same where records are missing.
+//! - [`recovery`]: which tasks are a session's that an agent finds in its journal.
 //! - [`fill`]: memory that still comes to an instance when it runs at its destination.
 //! - [`behind`]: memory that its source keeps meanwhile, for a virtual machine that has left it there.
 //! - [`authority`]: which party of a session may send which message.
@@ -22,8 +24,10 @@ pub mod authority;
 pub mod behind;
 pub mod decision;
 pub mod fill;
+pub mod part;
 mod phase;
 pub mod record;
+pub mod recovery;
 pub mod turns;
 
 pub use phase::{Phase, Role};

@@ -3,6 +3,8 @@
 //! The journal is a log of [`Entry`]s in protobuf encoding. What they add up to for one host's part in one session is its
 //! [`Standing`]: the input of a machine that goes on where an earlier agent was cut off.
 
+use std::fmt;
+
 use prost::Message;
 use verbatim_versions::Versions;
 
@@ -58,6 +60,9 @@ pub enum What {
     Filled,
     /// The tasks run at the destination, or have run.
     Ran,
+    /// By a source: they run there, and nothing of them is left here. The name is free, and what is found under it later is not this session's. An agent of
+    /// an earlier release reads [`What::Ran`].
+    Cleared,
     /// By a partner: nothing is in flight, and the source knows.
     Drained,
     /// By a partner: the instance runs at the destination.
@@ -81,6 +86,35 @@ pub enum Noted {
     /// nothing is missing: the cache, and the processes' socket.
     Unknown,
 }
+
+/// Bytes that are no record, or one that is not understood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unreadable {
+    /// A later release has written it, of this version: nothing is wrong with it.
+    Newer(u32),
+    /// This is wrong with it.
+    Damaged(String),
+}
+
+impl From<String> for Unreadable {
+    fn from(why: String) -> Self {
+        Self::Damaged(why)
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Newer(version) => write!(
+                f,
+                "a record of version {version}, where this agent knows {VERSIONS}"
+            ),
+            Self::Damaged(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for Unreadable {}
 
 /// Who takes part.
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -124,6 +158,8 @@ pub enum Standing {
     Committed,
     /// See [`What::Ran`].
     Ran,
+    /// See [`What::Cleared`].
+    Cleared,
     /// See [`What::Drained`].
     Drained,
     /// See [`What::Switched`].
@@ -147,6 +183,7 @@ impl Standing {
             What::Deciding => Self::Deciding,
             What::Committed(_) => Self::Committed,
             What::Ran => Self::Ran,
+            What::Cleared => Self::Cleared,
             What::Drained => Self::Drained,
             What::Switched => Self::Switched,
             What::RolledBack => Self::RolledBack,
@@ -158,9 +195,14 @@ impl Standing {
     /// How it stands where records behind it may be missing.
     pub fn damaged(self) -> Self {
         match self {
-            // What ran, ran. What is over stays over.
-            Self::Closed(_) | Self::Ran | Self::Switched => self,
-            _ => Self::Damaged,
+            // What ran, ran. What did not never will. What an operator has decided stays decided, and what is over stays over.
+            Self::Closed(_)
+            | Self::Ran
+            | Self::Cleared
+            | Self::Switched
+            | Self::RolledBack
+            | Self::Resolved(_) => self,
+            Self::Opened | Self::Deciding | Self::Committed | Self::Drained | Self::Damaged => Self::Damaged,
         }
     }
 
@@ -200,7 +242,7 @@ enum StoredWhat {
     #[prost(message, tag = "14")]
     Committed(StoredCommit),
     #[prost(message, tag = "15")]
-    Ran(Nothing),
+    Ran(StoredRan),
     #[prost(message, tag = "16")]
     Drained(Nothing),
     #[prost(message, tag = "17")]
@@ -222,6 +264,13 @@ struct StoredCommit {
     /// Not there in a record of an agent that did not write it down.
     #[prost(bool, optional, tag = "1")]
     lacks_memory: Option<bool>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StoredRan {
+    /// Not there in a record of an agent that did not write it down.
+    #[prost(bool, optional, tag = "1")]
+    is_cleared: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -265,7 +314,10 @@ impl Entry {
                 },
             }),
             What::Filled => StoredWhat::Filled(Nothing {}),
-            What::Ran => StoredWhat::Ran(Nothing {}),
+            What::Ran => StoredWhat::Ran(StoredRan { is_cleared: None }),
+            What::Cleared => StoredWhat::Ran(StoredRan {
+                is_cleared: Some(true),
+            }),
             What::Drained => StoredWhat::Drained(Nothing {}),
             What::Switched => StoredWhat::Switched(Nothing {}),
             What::RolledBack => StoredWhat::RolledBack(Nothing {}),
@@ -288,25 +340,32 @@ impl Entry {
         .encode_to_vec()
     }
 
-    /// The record that these bytes are. An error says what is wrong with them.
-    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+    /// The record that these bytes are.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Unreadable> {
         let stored =
             Stored::decode(bytes).map_err(|error| format!("not a record of the journal: {error}"))?;
+        if stored.version > VERSION {
+            return Err(Unreadable::Newer(stored.version));
+        }
         if !VERSIONS.accepts(stored.version) {
             return Err(format!(
                 "a record of version {}, where this agent knows {VERSIONS}",
                 stored.version
-            ));
+            )
+            .into());
         }
         let role = match stored.role {
             1 => Role::Source,
             2 => Role::Destination,
             3 => Role::Partner,
-            other => return Err(format!("a record of the unknown role {other}")),
+            other => return Err(format!("a record of the unknown role {other}").into()),
         };
         let boot = stored.boot.try_into();
         let boot = boot.map_err(|_| "a record without the boot that it was written in".to_owned())?;
-        let what = match stored.what.ok_or("a record that says nothing")? {
+        let what = stored
+            .what
+            .ok_or_else(|| "a record that says nothing".to_owned())?;
+        let what = match what {
             StoredWhat::Opened(parties) => What::Opened(parties),
             StoredWhat::Step(StoredStep { phase, name }) => What::Step {
                 phase: phase
@@ -322,6 +381,9 @@ impl Entry {
                 None => Noted::Unknown,
             }),
             StoredWhat::Filled(_) => What::Filled,
+            StoredWhat::Ran(StoredRan {
+                is_cleared: Some(true),
+            }) => What::Cleared,
             StoredWhat::Ran(_) => What::Ran,
             StoredWhat::Drained(_) => What::Drained,
             StoredWhat::Switched(_) => What::Switched,
@@ -379,6 +441,7 @@ mod tests {
             WhatKind::Committed => NOTED.map(What::Committed).to_vec(),
             WhatKind::Filled => vec![What::Filled],
             WhatKind::Ran => vec![What::Ran],
+            WhatKind::Cleared => vec![What::Cleared],
             WhatKind::Drained => vec![What::Drained],
             WhatKind::Switched => vec![What::Switched],
             WhatKind::RolledBack => vec![What::RolledBack],
@@ -402,7 +465,10 @@ mod tests {
             what,
         };
         let mut check = |name: String, entry: Entry| {
-            recording.check_bytes(&name, &entry.encode(), |bytes| Ok(Entry::decode(bytes)?.encode()));
+            recording.check_bytes(&name, &entry.encode(), |bytes| {
+                let entry = Entry::decode(bytes).map_err(|error| error.to_string())?;
+                Ok(entry.encode())
+            });
         };
         for role in [Role::Source, Role::Destination, Role::Partner] {
             check(format!("{role:?}"), entry(role, What::Deciding));
@@ -433,6 +499,8 @@ mod tests {
         let mut stored = Stored::decode(&*entry.encode()).unwrap();
         stored.version = VERSION + 1;
         let said = Entry::decode(&stored.encode_to_vec()).unwrap_err();
+        assert_eq!(said, Unreadable::Newer(VERSION + 1));
+        let said = said.to_string();
         assert!(said.contains(&format!("version {}", VERSION + 1)), "{said}");
     }
 
@@ -465,6 +533,7 @@ mod tests {
                 What::Committed(Noted::Nothing),
                 What::Filled,
                 What::Ran,
+                What::Cleared,
                 What::Drained,
                 What::Switched,
                 What::RolledBack,
@@ -496,16 +565,23 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_version_is_refused() {
-        let stored = Stored {
-            version: VERSION + 1,
-            role: 1,
-            boot: vec![0; 16],
-            what: Some(StoredWhat::Ran(Nothing {})),
-            ..Stored::default()
+    fn an_agent_of_an_earlier_release_reads_that_it_ran() {
+        #[derive(Clone, PartialEq, Message)]
+        struct Earlier {
+            #[prost(uint32, tag = "1")]
+            version: u32,
+            #[prost(message, optional, tag = "15")]
+            ran: Option<Nothing>,
+        }
+        let entry = Entry {
+            session: 1,
+            role: Role::Source,
+            unix_ms: 1,
+            boot: [0; 16],
+            what: What::Cleared,
         };
-        let refused = Entry::decode(&stored.encode_to_vec()).unwrap_err();
-        assert!(refused.contains("version 3"), "{refused}");
+        let earlier = Earlier::decode(&*entry.encode()).unwrap();
+        assert_eq!((earlier.version, earlier.ran), (1, Some(Nothing {})));
     }
 
     #[test]
@@ -526,10 +602,23 @@ mod tests {
 
     #[test]
     fn damage_leaves_only_what_cannot_be_taken_back() {
-        assert_eq!(Standing::Opened.damaged(), Standing::Damaged);
-        assert_eq!(Standing::RolledBack.damaged(), Standing::Damaged);
-        assert_eq!(Standing::Ran.damaged(), Standing::Ran);
-        let over = Standing::Closed(Outcome::RolledBack);
-        assert_eq!(over.damaged(), over);
+        for standing in [
+            Standing::Opened,
+            Standing::Deciding,
+            Standing::Committed,
+            Standing::Drained,
+        ] {
+            assert_eq!(standing.damaged(), Standing::Damaged, "{standing:?}");
+        }
+        for standing in [
+            Standing::Ran,
+            Standing::Cleared,
+            Standing::Switched,
+            Standing::RolledBack,
+            Standing::Resolved(Keep::Source),
+            Standing::Closed(Outcome::RolledBack),
+        ] {
+            assert_eq!(standing.damaged(), standing);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What must always hold, and what a good end is.
 
 use strum::IntoStaticStr;
-use verbatim_session::decision::{Outcome, destination, partner, source};
+use verbatim_session::decision::{CommitAnswer, Outcome, destination, partner, source};
 use verbatim_session::record::Standing;
 
 use crate::world::source::Proxy;
@@ -22,6 +22,8 @@ pub enum Violation {
     SourceContradicts,
     /// It has run at the destination, which writes down that it was rolled back.
     DestinationContradicts,
+    /// The destination says that it is committed there, which was never written down.
+    NeverCommitted,
 }
 
 /// Looks at one step. What an operator has forced, the operator answers for.
@@ -47,9 +49,16 @@ pub fn violation(before: &World, after: &World) -> Option<Violation> {
         && !rolled_back(before.destination.common.journal)
     {
         Some(Violation::DestinationContradicts)
+    } else if became(|world| says_committed(world) && !world.destination.has_committed) {
+        Some(Violation::NeverCommitted)
     } else {
         None
     }
+}
+
+fn says_committed(world: &World) -> bool {
+    let there = world.destination.agent.map(|agent| agent.machine.answer());
+    there == Some(CommitAnswer::Runs)
 }
 
 /// Whether everything has ended, and as it should: one copy runs, or there is a named excuse; nothing is left.

@@ -12,7 +12,7 @@ use verbatim_simulation::explore::{self, Found};
 use verbatim_simulation::seeds::{self, Story, Tally};
 use verbatim_simulation::simulated::{Quirks, Simulated};
 use verbatim_simulation::walked::{self, Walked};
-use verbatim_simulation::{fill, post_copy, turns, world};
+use verbatim_simulation::{fill, history, post_copy, turns, world};
 
 /// Moves instances in simulated worlds in which everything fails, and looks whether anything happens that must not.
 #[derive(Parser)]
@@ -35,6 +35,8 @@ enum Which {
     Fill,
     /// The same where the source keeps it: it must not be given away while it is needed.
     PostCopy,
+    /// Several sessions of one instance, one after the other: an earlier one must do nothing to what a later one has brought.
+    History,
 }
 
 #[derive(Subcommand)]
@@ -86,6 +88,7 @@ fn main() -> ExitCode {
         Which::Decision => run::<world::World>(args.what, "decision", &[world::World::new()]),
         Which::Turns => run::<turns::World>(args.what, "turns", &turns::small()),
         Which::Fill => run::<fill::World>(args.what, "fill", &[fill::World::new()]),
+        Which::History => run::<history::World>(args.what, "history", &history::small()),
         Which::PostCopy => run::<post_copy::World>(args.what, "post-copy", &[post_copy::World::new()]),
     };
     match is_good {

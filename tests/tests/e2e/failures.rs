@@ -47,15 +47,15 @@ pub fn tests() -> Vec<Test> {
 
 /// A host's part in a session, of `verbatim sessions --json`.
 #[derive(Debug, serde::Deserialize)]
-struct Session {
-    id: String,
-    host: String,
+pub struct Session {
+    pub id: String,
+    pub host: String,
     role: String,
-    state: String,
+    pub state: String,
     error: Option<String>,
 }
 
-fn sessions(lab: &TestLab) -> anyhow::Result<Vec<Session>> {
+pub fn sessions(lab: &TestLab) -> anyhow::Result<Vec<Session>> {
     let listed = lab.ask(&["sessions", "--all", "--json"])?;
     serde_json::from_str(&listed.stdout).context("`verbatim sessions --json` prints no JSON")
 }
@@ -105,7 +105,7 @@ impl Drop for Cut<'_> {
 }
 
 /// Starts a migration that waits at a point of a host.
-fn waiting_at(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<Running> {
+pub fn waiting_at(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<Running> {
     lab.order_faults(host, &format!("{point} hang\n"))?;
     let migrate = lab.verbatim(&["migrate", "client", "--to", "dst", "--json"])?;
     let reached = lab.path(host, "/run/verbatim/faults.reached")?;

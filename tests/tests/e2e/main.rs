@@ -17,6 +17,7 @@
 //! | `VERBATIM_NEMESIS_FIRST` | the number of the first move of that seed; default 0 |
 
 mod application;
+mod came_back;
 mod compat;
 mod conformance;
 mod drain;
@@ -229,6 +230,7 @@ fn main() -> ExitCode {
         pause_resume::tests(),
         gids::tests(),
         failures::tests(),
+        came_back::tests(),
         faults::tests(),
         lost_rnic::tests(),
         files::tests(),

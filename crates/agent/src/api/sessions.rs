@@ -43,12 +43,14 @@ pub fn all(agent: &Shared) -> Vec<Session> {
 }
 
 fn state(agent: &Shared, known: &Known) -> &'static str {
-    match known.standing {
+    match known.part.standing {
         Standing::Closed(Decided::Committed) => "committed",
         Standing::Closed(Decided::RolledBack) | Standing::RolledBack | Standing::Resolved(Keep::Source) => {
             "rolled back"
         }
-        Standing::Ran | Standing::Switched | Standing::Resolved(Keep::Destination) => "finishing",
+        Standing::Ran | Standing::Cleared | Standing::Switched | Standing::Resolved(Keep::Destination) => {
+            "finishing"
+        }
         Standing::Committed => "finishing",
         Standing::Deciding | Standing::Damaged if known.role == Role::Source => {
             let stage = agent.controls.of_session(known.session);
@@ -57,6 +59,8 @@ fn state(agent: &Shared, known: &Known) -> &'static str {
                 Some(_) => "open",
             }
         }
+        // The other hosts are asked, and none of them knows yet.
+        Standing::Damaged if known.role == Role::Destination => "in doubt",
         Standing::Opened | Standing::Deciding | Standing::Drained | Standing::Damaged => "open",
     }
 }

@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
 use verbatim_container::{Bundle, BundleConfig, FolderMount, Link, Network, NetworkConfig};
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
+use verbatim_session::recovery::{self, Brought};
 
 use super::filling;
 use super::machine;
@@ -92,6 +93,32 @@ pub struct Kept {
     /// It is frozen, and another host may be running it.
     #[serde(default)]
     pub undecided: Option<Undecided>,
+    /// How it came here. An agent of an earlier release did not write that down.
+    #[serde(default)]
+    pub arrival: Option<Arrival>,
+}
+
+impl Kept {
+    /// Whose the tasks are.
+    pub fn tasks(&self) -> recovery::Record {
+        recovery::Record {
+            brought: match self.arrival {
+                Some(Arrival::Started) => Brought::Started,
+                Some(Arrival::By(session)) => Brought::By(session),
+                None => Brought::NotSaid,
+            },
+            held_by: self.undecided.as_ref().map(|undecided| undecided.session),
+        }
+    }
+}
+
+/// How an instance came to a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Arrival {
+    /// It was started there.
+    Started,
+    /// This session has brought it.
+    By(u64),
 }
 
 /// A decision that is not known yet.
@@ -148,6 +175,8 @@ pub struct Home {
     pub record: Record,
     /// Where its things are.
     pub paths: Paths,
+    /// How it came here, if that is known.
+    arrival: Option<Arrival>,
     parts: Mutex<Parts>,
     /// Whether it has volumes, or swap disks. Who takes them, or gives them back, has the lock.
     has_volumes: Mutex<bool>,
@@ -170,6 +199,7 @@ impl Home {
     pub fn create(
         config: &Config,
         record: Record,
+        arrival: Arrival,
         link: Link,
         nic: &Arc<NicListeners>,
         guests: &Guests,
@@ -179,6 +209,7 @@ impl Home {
         let home = Self {
             record,
             paths,
+            arrival: Some(arrival),
             parts: Mutex::default(),
             has_volumes: Mutex::new(false),
             is_removed: Mutex::default(),
@@ -197,6 +228,7 @@ impl Home {
     pub fn open(
         config: &Config,
         record: Record,
+        arrival: Option<Arrival>,
         nic: &Arc<NicListeners>,
         guests: &Guests,
         resolver: &Arc<impl Resolver>,
@@ -205,6 +237,7 @@ impl Home {
         let home = Self {
             record,
             paths,
+            arrival,
             parts: Mutex::default(),
             has_volumes: Mutex::new(true),
             is_removed: Mutex::default(),
@@ -247,6 +280,7 @@ impl Home {
             record: self.record.clone(),
             init_pid,
             undecided,
+            arrival: self.arrival,
         };
         std::fs::create_dir_all(&self.paths.records)?;
         // In one piece or not at all: an agent that dies meanwhile must not lose the instance.
@@ -595,6 +629,7 @@ mod tests {
         let home = Home {
             record: serde_json::from_value(record).unwrap(),
             paths: Paths::new(folder, "web"),
+            arrival: Some(Arrival::Started),
             parts: Mutex::default(),
             has_volumes: Mutex::new(false),
             is_removed: Mutex::default(),
@@ -617,6 +652,36 @@ mod tests {
         assert_eq!(has(), "this release");
         std::fs::remove_file(&config.library).unwrap();
         assert_eq!(has(), "this release");
+    }
+
+    #[test]
+    fn a_record_says_whose_the_tasks_are_and_one_of_an_earlier_release_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (home, _) = furnished(folder.path());
+        let read = |home: &Home| -> Kept {
+            serde_json::from_slice(&std::fs::read(&home.paths.record).unwrap()).unwrap()
+        };
+        home.keep_record(7, None).unwrap();
+        assert_eq!(read(&home).tasks().brought, Brought::Started);
+        let came = Home {
+            arrival: Some(Arrival::By(u64::MAX)),
+            ..home
+        };
+        let undecided = Undecided {
+            session: 9,
+            destination: "b".to_owned(),
+            held: PathBuf::new(),
+            forward: Vec::new(),
+        };
+        came.keep_record(7, Some(undecided)).unwrap();
+        let tasks = read(&came).tasks();
+        assert_eq!((tasks.brought, tasks.held_by), (Brought::By(u64::MAX), Some(9)));
+        let mut earlier: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&came.paths.record).unwrap()).unwrap();
+        earlier.as_object_mut().unwrap().remove("arrival").unwrap();
+        let earlier: Kept = serde_json::from_value(earlier).unwrap();
+        assert_eq!(earlier.tasks().brought, Brought::NotSaid);
+        assert_eq!(earlier.tasks().held_by, Some(9));
     }
 
     #[test]

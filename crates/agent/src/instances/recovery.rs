@@ -56,6 +56,32 @@ pub(crate) fn make_private(folder: &Path) -> std::io::Result<()> {
     std::fs::set_permissions(folder, Permissions::from_mode(0o700))
 }
 
+/// What the record of the tasks says that are found under a name, if there is one: which session has brought them, and which one holds them.
+pub fn recorded(agent: &Shared, name: &str) -> anyhow::Result<Option<verbatim_session::recovery::Record>> {
+    let path = Paths::new(&agent.config.runtime_dir, name).record;
+    let text = match std::fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        text => text.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let kept: Kept =
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    Ok(Some(kept.tasks()))
+}
+
+/// The instances whose tasks are held for a decision, by their records. One that cannot be read is passed over: whoever wants it says so.
+pub fn held(agent: &Shared) -> anyhow::Result<Vec<(String, Undecided)>> {
+    let folder = agent.config.runtime_dir.join("records");
+    let entries = match std::fs::read_dir(&folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.with_context(|| format!("cannot read {}", folder.display()))?,
+    };
+    let held = entries.flatten().filter_map(|entry| {
+        let kept: Kept = serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()?;
+        Some((entry.file_name().into_string().ok()?, kept.undecided?))
+    });
+    Ok(held.collect())
+}
+
 /// Takes over what runs and removes the rest.
 pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
     let mut names = BTreeSet::new();
@@ -146,7 +172,7 @@ pub fn expect(agent: &Shared, name: &str, session: Option<(u64, Role)>) {
 fn is_here(role: Role, standing: Standing) -> bool {
     match (role, standing) {
         (_, Standing::Closed(_)) | (Role::Partner, _) => false,
-        (Role::Source, Standing::Ran | Standing::Resolved(Keep::Destination)) => false,
+        (Role::Source, Standing::Ran | Standing::Cleared | Standing::Resolved(Keep::Destination)) => false,
         (Role::Source, _) => true,
         (Role::Destination, standing) => matches!(
             standing,
@@ -206,6 +232,7 @@ async fn look_for(agent: &Shared, name: &str, moving: bool) -> anyhow::Result<Op
         record,
         init_pid,
         undecided,
+        arrival,
     } = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", paths.record.display()))?;
     if undecided.is_none() {
         // A checkpoint is being aborted by its proxy, or a restore is being ended, one way or the other.
@@ -224,7 +251,14 @@ async fn look_for(agent: &Shared, name: &str, moving: bool) -> anyhow::Result<Op
         tracing::warn!(%error, "images are left behind");
     }
     let init = Init::open(init_pid)?;
-    let home = Home::open(&agent.config, record, &agent.nic_listeners, &agent.guests, agent)?;
+    let home = Home::open(
+        &agent.config,
+        record,
+        arrival,
+        &agent.nic_listeners,
+        &agent.guests,
+        agent,
+    )?;
     let init = std::future::ready(Ok(init));
     let instance = Instance::take_over(home, init_pid, init, moving);
     filling::take_over(agent, &instance);
@@ -285,6 +319,7 @@ mod tests {
             (Role::Source, Standing::RolledBack, true),
             (Role::Source, Standing::Damaged, true),
             (Role::Source, Standing::Ran, false),
+            (Role::Source, Standing::Cleared, false),
             (Role::Source, Standing::Resolved(Keep::Source), true),
             (Role::Source, Standing::Resolved(Keep::Destination), false),
             (Role::Source, Standing::Closed(rolled_back), false),

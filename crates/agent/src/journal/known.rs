@@ -3,6 +3,7 @@
 use verbatim_session::Role;
 use verbatim_session::decision::{Keep, Outcome};
 use verbatim_session::fill::Noted;
+use verbatim_session::part::Part;
 use verbatim_session::record::{Entry, Note, Parties, Standing, What};
 
 use crate::report::Bytes;
@@ -31,12 +32,10 @@ pub struct Known {
     pub session: u64,
     /// This host's part.
     pub role: Role,
-    /// How it stands.
-    pub standing: Standing,
+    /// How it stands, and where in the order of sessions.
+    pub part: Part,
     /// The boot in which the record was written that it stands by.
     pub boot: [u8; 16],
-    /// Whether memory is missing to the tasks that it brought here.
-    pub memory: Noted,
     /// All else.
     pub told: Told,
     /// What happened and when, in milliseconds since 1970.
@@ -46,13 +45,13 @@ pub struct Known {
 }
 
 impl Known {
-    pub(super) fn new(session: u64, role: Role) -> Self {
+    /// Its first record is about to be added; `sequence` parts have begun before.
+    pub(super) fn new(sequence: u64, first: &Entry) -> Self {
         Self {
-            session,
-            role,
-            standing: Standing::Opened,
+            session: first.session,
+            role: first.role,
+            part: Part::begin(sequence, &first.what),
             boot: [0; 16],
-            memory: Noted::Unknown,
             told: Told::default(),
             steps: Vec::new(),
             entries: Vec::new(),
@@ -61,34 +60,23 @@ impl Known {
 
     /// Whether it has come to its end.
     pub fn has_ended(&self) -> bool {
-        self.standing.has_ended()
+        self.part.standing.has_ended()
     }
 
     /// The same, and no task lacks memory that it was let go without.
     pub fn is_over(&self) -> bool {
-        self.has_ended() && self.memory != Noted::Missing
+        self.has_ended() && self.part.memory != Noted::Missing
     }
 
     /// Whether nothing is left to do for the instance itself, whatever others are still to be told.
     pub fn is_decided(&self) -> Option<Outcome> {
-        match self.standing {
+        match self.part.standing {
             Standing::Closed(outcome) => Some(outcome),
-            Standing::Ran | Standing::Resolved(Keep::Destination) => Some(Outcome::Committed),
+            Standing::Ran | Standing::Cleared | Standing::Resolved(Keep::Destination) => {
+                Some(Outcome::Committed)
+            }
             Standing::RolledBack | Standing::Resolved(Keep::Source) => Some(Outcome::RolledBack),
             _ => None,
-        }
-    }
-
-    /// When it began here, in milliseconds since 1970.
-    pub fn begun(&self) -> u64 {
-        self.steps.first().map_or(0, |(unix_ms, _)| *unix_ms)
-    }
-
-    /// Records are missing that may have said more of it, or of a session that has begun since.
-    pub(super) fn damaged(&mut self) {
-        self.standing = self.standing.damaged();
-        if self.memory == Noted::Nothing {
-            self.memory = Noted::Unknown;
         }
     }
 
@@ -117,7 +105,7 @@ impl Known {
     }
 
     pub(super) fn add(&mut self, entry: Entry) {
-        self.standing = self.standing.after(&entry.what);
+        self.part.add(&entry.what);
         let name = match &entry.what {
             What::Step { name, .. } => Some(name.as_str()),
             What::Note(_) => None,
@@ -126,6 +114,7 @@ impl Known {
             What::Committed(_) => Some("Commit"),
             What::Filled => Some("Filled"),
             What::Ran => Some("Running"),
+            What::Cleared => Some("Cleared"),
             What::Drained => Some("Drained"),
             What::Switched => Some("Switched"),
             What::RolledBack => Some("RolledBack"),
@@ -163,17 +152,9 @@ impl Known {
                     };
                 }
             }
-            What::Step { .. } => {}
-            // It may be written in a later boot, in which nobody looks for a marker of the one before.
-            What::Filled => self.memory = Noted::Nothing,
-            what => {
-                self.boot = entry.boot;
-                match what {
-                    What::Committed(memory) => self.memory = *memory,
-                    What::RolledBack | What::Closed(Outcome::RolledBack) => self.memory = Noted::Nothing,
-                    _ => {}
-                }
-            }
+            // Filled may be written in a later boot, in which nobody looks for a marker of the one before.
+            What::Step { .. } | What::Filled => {}
+            _ => self.boot = entry.boot,
         }
         self.entries.push(entry);
     }

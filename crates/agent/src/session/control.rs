@@ -1,7 +1,6 @@
 //! What an operator can do to a migration while its source drives it: cancel it up to the decision, and decide in its
 //! place when the hosts have lost each other at the commit.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -36,6 +35,8 @@ pub struct Control {
     stage: watch::Sender<Stage>,
     decision: watch::Sender<Option<Keep>>,
     ended: watch::Sender<bool>,
+    /// The instance that is here is this session's.
+    has_the_instance: bool,
 }
 
 impl Control {
@@ -133,20 +134,20 @@ impl Control {
 
 /// The migrations that this host drives.
 #[derive(Debug, Default)]
-pub struct Controls(Arc<Mutex<HashMap<String, Arc<Control>>>>);
+pub struct Controls(Arc<Mutex<Vec<Arc<Control>>>>);
 
 /// A migration that is known to [`Controls`] until this is dropped.
 #[derive(Debug)]
 pub struct Driven {
     /// Its control.
     pub control: Arc<Control>,
-    all: Arc<Mutex<HashMap<String, Arc<Control>>>>,
+    all: Arc<Mutex<Vec<Arc<Control>>>>,
 }
 
 impl Drop for Driven {
     fn drop(&mut self) {
         let mut all = self.all.lock().expect("no panic under this lock");
-        all.remove(&self.control.instance);
+        all.retain(|control| !Arc::ptr_eq(control, &self.control));
         self.control.ended.send_replace(true);
     }
 }
@@ -154,6 +155,15 @@ impl Drop for Driven {
 impl Controls {
     /// A migration begins; at most one for each instance does, see [`crate::instances::Instance::begin_move`].
     pub fn begin(&self, instance: &str, destination: &str, stage: Stage) -> Driven {
+        self.add(instance, destination, stage, true)
+    }
+
+    /// A migration of an earlier agent is brought to its end, and the instance of that name, if one is here, is another session's.
+    pub fn begin_without(&self, instance: &str, destination: &str, stage: Stage) -> Driven {
+        self.add(instance, destination, stage, false)
+    }
+
+    fn add(&self, instance: &str, destination: &str, stage: Stage, has_the_instance: bool) -> Driven {
         let control = Arc::new(Control {
             instance: instance.to_owned(),
             destination: destination.to_owned(),
@@ -161,33 +171,47 @@ impl Controls {
             stage: watch::Sender::new(stage),
             decision: watch::Sender::new(None),
             ended: watch::Sender::new(false),
+            has_the_instance,
         });
         let all = Arc::clone(&self.0);
         all.lock()
             .expect("no panic under this lock")
-            .insert(instance.to_owned(), Arc::clone(&control));
+            .push(Arc::clone(&control));
         Driven { control, all }
     }
 
     /// That of an instance.
     pub fn of_instance(&self, instance: &str) -> Option<Arc<Control>> {
-        self.0
-            .lock()
-            .expect("no panic under this lock")
-            .get(instance)
-            .cloned()
+        let all = self.0.lock().expect("no panic under this lock");
+        let mut of_instance = all.iter().filter(|control| control.has_the_instance);
+        of_instance.find(|control| control.instance == instance).cloned()
     }
 
     /// That of a session.
     pub fn of_session(&self, session: u64) -> Option<Arc<Control>> {
         let all = self.0.lock().expect("no panic under this lock");
-        all.values().find(|control| control.session() == session).cloned()
+        all.iter().find(|control| control.session() == session).cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_that_is_only_finished_is_not_the_instances() {
+        let controls = Controls::default();
+        let earlier = controls.begin_without("web", "b", Stage::Committed);
+        earlier.control.set_session(1);
+        assert!(controls.of_instance("web").is_none());
+        let present = controls.begin("web", "c", Stage::Open);
+        present.control.set_session(2);
+        drop(earlier);
+        assert!(controls.of_session(1).is_none());
+        assert_eq!(controls.of_instance("web").unwrap().session(), 2);
+        drop(present);
+        assert!(controls.of_instance("web").is_none());
+    }
 
     #[tokio::test]
     async fn cancelling_and_deciding_exclude_each_other() {

@@ -23,8 +23,9 @@ use verbatim_channel::{ClaimedContext, MovedEndpoint};
 use verbatim_container::{Link, RestoreConfig};
 use verbatim_fill::Filler;
 use verbatim_session::decision::Outcome;
-use verbatim_session::decision::destination::{Destination as Machine, Event};
+use verbatim_session::decision::destination::{Destination as Machine, Event, State};
 use verbatim_session::record::{Note, Parties, What};
+use verbatim_session::recovery::Touches;
 use verbatim_session::{Phase, Role};
 
 use super::ProcessKeys;
@@ -36,7 +37,7 @@ use crate::faults::Point;
 use crate::gids::gid_of;
 use crate::guests::Guest;
 use crate::instances::filling;
-use crate::instances::home::{Home, Paths};
+use crate::instances::home::{Arrival, Home, Paths};
 use crate::instances::machine::arriving::Arriving;
 use crate::instances::machine::{Origin, RAM, leaving};
 use crate::instances::record::Record;
@@ -142,6 +143,7 @@ impl Destinations {
             Home::create(
                 &maker.config,
                 record,
+                Arrival::By(session),
                 Link::Detached,
                 &maker.nic_listeners,
                 &maker.guests,
@@ -192,6 +194,17 @@ impl Destinations {
             .lock()
             .insert(session, Arc::clone(&destination));
         destination
+    }
+
+    /// Whether this host has lost records of the session, and asks the others what was decided.
+    pub fn is_asking(&self, session: u64) -> bool {
+        let Ok(destination) = self.get(session) else {
+            return false;
+        };
+        // One that is busy does not ask.
+        destination
+            .try_lock()
+            .is_ok_and(|destination| destination.machine.state() == State::Asking)
     }
 
     /// Forgets a session that has come to its end.
@@ -305,6 +318,8 @@ pub struct Destination {
     lost_rnic: bool,
     /// The volume daemon is being told what became of the session.
     is_told: bool,
+    /// What of the tasks under the instance's name is this session's; nothing as long as that is not known.
+    touches: Option<Touches>,
 }
 
 impl Destination {
@@ -350,6 +365,7 @@ impl Destination {
             resumed: false,
             lost_rnic: false,
             is_told: false,
+            touches: Some(Touches::ALL),
         }
     }
 

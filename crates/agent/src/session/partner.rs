@@ -335,7 +335,7 @@ impl Partners {
                 awaited,
                 marks: false,
                 // An earlier agent may have died where it is looked at.
-                machine: Machine::recover(known.standing).0,
+                machine: Machine::recover(known.part.standing).0,
                 writer: Writer::new(&agent.journal, session, Role::Partner),
                 refused: false,
                 switched: None,

@@ -30,6 +30,11 @@ impl Writer {
 
     /// Begins to write; behind what was begun before.
     pub async fn begin(&mut self, what: impl Into<What>) {
+        self.begin_or(what, || {}).await;
+    }
+
+    /// The same; `failed` hears it if the record is not in the journal.
+    pub async fn begin_or(&mut self, what: impl Into<What>, failed: impl FnOnce() + Send + 'static) {
         self.finish().await;
         let (journal, session, role) = (Arc::clone(&self.journal), self.session, self.role);
         let what = what.into();
@@ -43,6 +48,7 @@ impl Writer {
                     %error,
                     "{said} cannot be written down; look after the disk of the journal"
                 );
+                failed();
                 Written::Failed
             }
         };

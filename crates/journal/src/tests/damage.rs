@@ -55,6 +55,7 @@ fn any_changed_byte_in_any_frame_is_damage_and_costs_that_record_only() {
                 change(&disk, name, |bytes| bytes[offset + byte] ^= 0x10);
                 let replayed = replayed_for_ever(&disk);
                 assert_eq!(replayed.damage, damage(segment, offset as u64));
+                assert_eq!(replayed.gaps, [(segment as usize - 1) * 3 + index]);
                 let mut left = all.to_vec();
                 left.remove((segment as usize - 1) * 3 + index);
                 assert_eq!(replayed.records, left, "{segment} {index} {byte}");
@@ -70,14 +71,31 @@ fn a_changed_header_is_damage_and_the_other_segments_are_replayed() {
         change(&disk, FIRST, |bytes| bytes[byte] ^= 1);
         let replayed = replayed_for_ever(&disk);
         assert_eq!(replayed.damage, damage(1, 0));
+        assert_eq!(replayed.gaps, [0]);
         assert_eq!(replayed.records, [b"d", b"e", b"f"]);
 
         let disk = two_segments();
         change(&disk, "00000002.log", |bytes| bytes[byte] ^= 1);
         let replayed = replayed_for_ever(&disk);
         assert_eq!(replayed.damage, damage(2, 0));
+        assert_eq!(replayed.gaps, [3]);
         assert_eq!(replayed.records, [b"a", b"b", b"c"]);
     }
+}
+
+#[test]
+fn every_damaged_place_is_told_by_the_records_before_it() {
+    let disk = two_segments();
+    let record = |index: usize| EMPTY as usize + index * 21;
+    change(&disk, FIRST, |bytes| {
+        bytes[record(0)] ^= 1;
+        bytes[record(2)] ^= 1;
+    });
+    change(&disk, "00000002.log", |bytes| bytes[record(1)] ^= 1);
+    let replayed = replayed_for_ever(&disk);
+    assert_eq!(replayed.records, [b"b", b"d", b"f"]);
+    assert_eq!(replayed.damage, damage(1, EMPTY));
+    assert_eq!(replayed.gaps, [0, 1, 2]);
 }
 
 #[test]

@@ -16,6 +16,17 @@ pub enum Then {
     Drive,
 }
 
+/// What it means that no task is left, and no marker is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NoMarker {
+    /// It was committed in this boot: the tasks have not run.
+    NeverReleased,
+    /// It was committed, and what was here has gone since: with the boot, or with a later session of the instance. The tasks may have run.
+    Went,
+    /// Nothing: records are missing. It may have been committed or not.
+    SaysNothing,
+}
+
 /// Where the decision stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumDiscriminants)]
 #[strum_discriminants(derive(Hash, VariantArray, IntoStaticStr))]
@@ -32,10 +43,9 @@ pub enum State {
     /// The tasks are let go.
     Releasing,
     /// That has failed, or an earlier agent was about to: whether they have run is looked at until it is known.
-    Judging {
-        /// A marker of the present boot would be there.
-        same_boot: bool,
-    },
+    Judging(NoMarker),
+    /// Records are missing, and nothing here says what became of the session: the other hosts are asked, until one of them knows.
+    Asking,
     /// The tasks have not run, and will not, which is being written down.
     RollingBack(Evidence),
     /// What was made for the session is removed.
@@ -73,6 +83,8 @@ pub enum Event {
     Released,
     /// [`Action::Release`] has failed: the tasks may run or not.
     ReleaseFailed,
+    /// Another host has said what was decided. So has a source that has this host do what follows from the commit.
+    Answer(CommitAnswer),
     /// The answer to [`Action::Probe`].
     Fact(Fact),
     /// The answer to [`Action::Write`].
@@ -99,6 +111,8 @@ pub enum Action {
     Undo,
     /// Do what is left at all hosts: switch and resume.
     Drive,
+    /// Ask the other hosts what was decided.
+    Ask,
     /// Report when the time has passed.
     After(Timer),
 }
@@ -116,16 +130,21 @@ impl Destination {
         Self::at(State::Preparing)
     }
 
-    /// An earlier agent took part in it, and the journal says this. `same_boot`: the last record is of the present boot of
-    /// this host.
-    pub fn recover(standing: Standing, same_boot: bool) -> (Self, Vec<Action>) {
+    /// An earlier agent took part in it, and the journal says this. `would_be_here`: a marker would still be here, for the last record is of
+    /// the present boot of this host, and no later session of the instance has begun here.
+    pub fn recover(standing: Standing, would_be_here: bool) -> (Self, Vec<Action>) {
+        let judging = |no_marker| (State::Judging(no_marker), vec![Action::Probe]);
         let (state, actions) = match standing {
             Standing::Opened | Standing::Deciding => (State::Probing(Then::GiveUp), vec![Action::Probe]),
-            // What is damaged may have been the commit.
-            Standing::Committed | Standing::Damaged => (State::Judging { same_boot }, vec![Action::Probe]),
-            Standing::Ran | Standing::Drained | Standing::Switched | Standing::Resolved(_) => {
-                (State::Probing(Then::Drive), vec![Action::Probe])
-            }
+            Standing::Committed if would_be_here => judging(NoMarker::NeverReleased),
+            Standing::Committed => judging(NoMarker::Went),
+            // What is damaged may have been the commit, or what followed.
+            Standing::Damaged => judging(NoMarker::SaysNothing),
+            Standing::Ran
+            | Standing::Cleared
+            | Standing::Drained
+            | Standing::Switched
+            | Standing::Resolved(_) => (State::Probing(Then::Drive), vec![Action::Probe]),
             Standing::RolledBack => (State::Probing(Then::Undo), vec![Action::Probe]),
             Standing::Closed(outcome) => (State::Ended(outcome), Vec::new()),
         };
@@ -155,6 +174,7 @@ impl Destination {
                 CommitAnswer::NotRun(evidence.unwrap_or(Evidence::GivenUp))
             }
             State::Ended(Outcome::RolledBack) => CommitAnswer::NotRun(Evidence::GivenUp),
+            State::Asking => CommitAnswer::NotKnown,
             _ => CommitAnswer::NotYet,
         }
     }
@@ -165,9 +185,9 @@ impl Destination {
             self.source_lost = true;
         }
         match (self.state, event) {
-            (State::Probing(_) | State::Judging { .. }, Event::Fact(Fact::Unknown))
-            | (State::Judging { .. }, Event::Fact(Fact::Frozen)) => vec![Action::After(Timer::Probe)],
-            (State::Probing(_) | State::Judging { .. }, Event::Elapsed(Timer::Probe)) => vec![Action::Probe],
+            (State::Probing(_) | State::Judging(_), Event::Fact(Fact::Unknown))
+            | (State::Judging(_), Event::Fact(Fact::Frozen)) => vec![Action::After(Timer::Probe)],
+            (State::Probing(_) | State::Judging(_), Event::Elapsed(Timer::Probe)) => vec![Action::Probe],
             (State::Probing(then), Event::Fact(_)) => match then {
                 Then::GiveUp => self.roll_back(Evidence::GivenUp),
                 Then::Undo => self.undo(Evidence::GivenUp),
@@ -190,14 +210,18 @@ impl Destination {
             }
             (State::Releasing, Event::Released) => self.run(),
             (State::Releasing, Event::ReleaseFailed) => {
-                self.go(State::Judging { same_boot: true }, vec![Action::Probe])
+                self.go(State::Judging(NoMarker::NeverReleased), vec![Action::Probe])
             }
-            (State::Judging { .. }, Event::Fact(Fact::Running | Fact::Gone { ran: true })) => self.run(),
-            (State::Judging { same_boot: true }, Event::Fact(Fact::Gone { ran: false })) => {
-                self.roll_back(Evidence::NeverReleased)
-            }
-            // A marker would have gone with that boot.
-            (State::Judging { same_boot: false }, Event::Fact(Fact::Gone { ran: false })) => self.run(),
+            (State::Judging(_), Event::Fact(Fact::Running | Fact::Gone { ran: true })) => self.run(),
+            (State::Judging(no_marker), Event::Fact(Fact::Gone { ran: false })) => match no_marker {
+                NoMarker::NeverReleased => self.roll_back(Evidence::NeverReleased),
+                NoMarker::Went => self.run(),
+                NoMarker::SaysNothing => self.ask(),
+            },
+
+            (State::Asking, Event::Answer(CommitAnswer::Runs)) => self.run(),
+            (State::Asking, Event::Answer(CommitAnswer::NotRun(evidence))) => self.roll_back(evidence),
+            (State::Asking, Event::Elapsed(Timer::Ask)) => self.ask(),
 
             (State::RollingBack(evidence), Event::Written(Mark::RolledBack, written)) => {
                 match (evidence, written) {
@@ -212,6 +236,11 @@ impl Destination {
             (State::Running { drives: false }, Event::SourceLost) => {
                 self.go(State::Running { drives: true }, vec![Action::Drive])
             }
+            // The marker may go before the session ends, with what is found by it.
+            (State::Running { .. }, Event::Written(Mark::Ran, Written::Failed)) => {
+                vec![Action::After(Timer::Write)]
+            }
+            (State::Running { .. }, Event::Elapsed(Timer::Write)) => vec![Action::Write(Mark::Ran)],
             (State::Running { .. }, Event::Finished) => self.close(Outcome::Committed, None),
 
             (State::Closing(outcome, _), Event::Written(Mark::Closed(_), Written::Durable)) => {
@@ -249,6 +278,10 @@ impl Destination {
         let mut actions = vec![Action::Write(Mark::Ran)];
         actions.extend(drives.then_some(Action::Drive));
         self.go(State::Running { drives }, actions)
+    }
+
+    fn ask(&mut self) -> Vec<Action> {
+        self.go(State::Asking, vec![Action::Ask, Action::After(Timer::Ask)])
     }
 
     fn drive(&mut self) -> Vec<Action> {

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! `*`: in the journal before anything that relies on it. Ran and Switched are written meanwhile: without them an agent that comes
-//! later asks, and hears the same. Each machine is a pure function of its state and an event; what
+//! later asks, and hears the same. A destination writes Ran until it is there: its marker may go before the session ends. Each machine is a pure function of its state and an event; what
 //! it wants done comes back as a list of actions, in order. Of one host's actions for one session, those that touch the
 //! tasks are carried out one after the other.
 //!
@@ -23,6 +23,7 @@
 //! - Only [`CommitAnswer::NotRun`] thaws a source that has asked. A failure at the destination is no evidence.
 //! - A destination's tasks have not run only if the proxy has not written its marker, in this boot, and no task is left.
 //! - [`Fact::Unknown`] decides nothing: it is looked at again.
+//! - Where records are missing nothing is concluded from that: a destination that finds no marker then asks the other hosts.
 //! - A session that the journal does not know is not one that was rolled back.
 
 pub mod destination;
@@ -134,6 +135,7 @@ pub enum Mark {
     Deciding,
     Committed,
     Ran,
+    Cleared,
     Drained,
     Switched,
     RolledBack,
@@ -148,6 +150,7 @@ impl From<Mark> for What {
             // Whoever knows whether memory is missing says so.
             Mark::Committed => Self::Committed(Noted::Unknown),
             Mark::Ran => Self::Ran,
+            Mark::Cleared => Self::Cleared,
             Mark::Drained => Self::Drained,
             Mark::Switched => Self::Switched,
             Mark::RolledBack => Self::RolledBack,

@@ -113,7 +113,7 @@ impl Partner {
     pub fn recover(standing: Standing) -> (Self, Vec<Action>) {
         let then = match standing {
             Standing::Opened | Standing::RolledBack => Then::Undo,
-            Standing::Switched | Standing::Ran => Then::Switch,
+            Standing::Switched | Standing::Ran | Standing::Cleared => Then::Switch,
             // What is damaged may have been any of the rest. The other hosts know.
             Standing::Drained
             | Standing::Damaged

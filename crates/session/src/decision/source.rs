@@ -103,6 +103,8 @@ pub enum Event {
     Undone,
     /// All others know that the session was rolled back, or do not take part in it any more.
     Told,
+    /// Of [`Action::Finish`], what is to be done here: nothing of the instance is left. The name is let go after this.
+    Cleared,
     /// [`Action::Finish`] is done, at all hosts.
     Finished,
     /// A time has passed.
@@ -159,6 +161,8 @@ impl Source {
             Standing::Ran | Standing::Resolved(Keep::Destination) => Then::Finish,
             // Not written by a source; it ran there if it was committed.
             Standing::Committed | Standing::Drained | Standing::Switched => Then::Settle,
+            // What is found under the name is another session's.
+            Standing::Cleared => return (Self::at(State::Finishing), vec![Action::Finish]),
             Standing::Closed(outcome) => return (Self::at(State::Ended(outcome)), Vec::new()),
         };
         (Self::at(State::Probing(then)), vec![Action::Probe])
@@ -250,6 +254,8 @@ impl Source {
             (State::Undoing, Event::Undone) => self.go(State::Telling, Action::Tell),
             (State::Telling, Event::Told) => self.close(Outcome::RolledBack),
 
+            // Without the record an agent that comes after this one goes by that of the tasks.
+            (State::Finishing, Event::Cleared) => vec![Action::Write(Mark::Cleared)],
             (State::Finishing, Event::Finished) => self.close(Outcome::Committed),
 
             (State::Closing(outcome), Event::Written(Mark::Closed(_), Written::Durable)) => {

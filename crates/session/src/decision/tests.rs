@@ -29,6 +29,7 @@ fn marks() -> Vec<Mark> {
         Mark::Deciding,
         Mark::Committed,
         Mark::Ran,
+        Mark::Cleared,
         Mark::Drained,
         Mark::Switched,
         Mark::RolledBack,
@@ -118,6 +119,7 @@ fn the_source_does_what_its_table_says() {
         Event::Cancel,
         Event::Undone,
         Event::Told,
+        Event::Cleared,
         Event::Finished,
     ];
     events.extend(KEEPS.map(Event::Resolve));
@@ -133,7 +135,7 @@ fn the_source_does_what_its_table_says() {
 
 #[test]
 fn the_destination_does_what_its_table_says() {
-    use destination::{Destination, Event, State, Then};
+    use destination::{Destination, Event, NoMarker, State, Then};
     let evidence = [Evidence::GivenUp, Evidence::NeverReleased];
     let mut states = Vec::new();
     states.extend([Then::GiveUp, Then::Undo, Then::Drive].map(State::Probing));
@@ -143,7 +145,9 @@ fn the_destination_does_what_its_table_says() {
         State::Committing,
         State::Releasing,
     ]);
-    states.extend([true, false].map(|same_boot| State::Judging { same_boot }));
+    let no_marker = [NoMarker::NeverReleased, NoMarker::Went, NoMarker::SaysNothing];
+    states.extend(no_marker.map(State::Judging));
+    states.push(State::Asking);
     states.extend(evidence.map(State::RollingBack));
     states.extend(evidence.map(State::Undoing));
     states.extend([false, true].map(|drives| State::Running { drives }));
@@ -162,6 +166,7 @@ fn the_destination_does_what_its_table_says() {
         Event::Undone,
         Event::Finished,
     ];
+    events.extend(ANSWERS.map(Event::Answer));
     events.extend(FACTS.map(Event::Fact));
     events.extend(written(Event::Written));
     events.extend(Timer::VARIANTS.iter().map(|timer| Event::Elapsed(*timer)));
@@ -259,6 +264,7 @@ fn an_agent_that_comes_after_one_that_died_goes_on_as_the_journal_says() {
         Standing::Deciding,
         Standing::Committed,
         Standing::Ran,
+        Standing::Cleared,
         Standing::Drained,
         Standing::Switched,
         Standing::RolledBack,
@@ -269,12 +275,12 @@ fn an_agent_that_comes_after_one_that_died_goes_on_as_the_journal_says() {
     for standing in standings {
         let (source, actions) = source::Source::recover(standing);
         let _ = writeln!(text, "{standing:?}\n    source: {:?} {actions:?}", source.state());
-        for same_boot in [true, false] {
-            let (destination, actions) = destination::Destination::recover(standing, same_boot);
+        for would_be_here in [true, false] {
+            let (destination, actions) = destination::Destination::recover(standing, would_be_here);
             let state = destination.state();
             let _ = writeln!(
                 text,
-                "    destination, same boot {same_boot}: {state:?} {actions:?}"
+                "    destination, a marker would be here {would_be_here}: {state:?} {actions:?}"
             );
         }
         let (partner, actions) = partner::Partner::recover(standing);

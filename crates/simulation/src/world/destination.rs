@@ -3,7 +3,8 @@
 use strum::VariantArray;
 use verbatim_session::authority::{self, Party};
 use verbatim_session::decision::destination::{Action, Destination, Event, EventKind, State, StateKind};
-use verbatim_session::decision::{Fact, Timer};
+use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
+use verbatim_session::record::Standing;
 use verbatim_session::{Role, authority::Message as Kind};
 
 use crate::coverage;
@@ -56,6 +57,8 @@ pub struct DestinationHost {
     pub has_told: bool,
     /// An agent runs that does not know the session.
     pub knows_nothing: bool,
+    /// That the session is committed was in the journal once.
+    pub has_committed: bool,
 }
 
 impl DestinationHost {
@@ -70,6 +73,7 @@ impl DestinationHost {
             contexts: true,
             has_told: false,
             knows_nothing: false,
+            has_committed: false,
         }
     }
 
@@ -125,14 +129,20 @@ fn carry_out(world: &mut World, actions: Vec<Action>) {
             Action::Probe => agent.push(Effect::Probe),
             Action::Drive => agent.drives = true,
             Action::After(timer) => host.common.timers |= 1 << timer as u8,
+            // Asking is a step of its own: see below.
+            Action::Ask => {}
         }
     }
 }
 
-fn start(world: &mut World) {
+fn start(world: &mut World, quirks: Quirks) {
     let host = &mut world.destination;
     match host.common.journal {
         Some(standing) => {
+            let standing = match standing {
+                Standing::Damaged if quirks.has(Quirk::DamageIsCommit) => Standing::Committed,
+                standing => standing,
+            };
             let (machine, actions) = Destination::recover(standing, !host.common.rebooted);
             host.agent = Some(Agent::with(machine));
             carry_out(world, actions);
@@ -164,7 +174,8 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
                 world.destination.criu = false;
             });
         } else if !host.knows_nothing {
-            steps.later("the agent starts", start);
+            let quirks = steps.quirks;
+            steps.later("the agent starts", move |world| start(world, quirks));
         }
         return;
     };
@@ -174,6 +185,8 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
     if host.common.writes[0].is_some() {
         steps.then("a record is on disk", |world| {
             if let Some((mark, written)) = world.destination.common.written(quirks) {
+                world.destination.has_committed |=
+                    world.destination.common.journal == Some(Standing::Committed);
                 handle(world, Event::Written(mark, written));
             }
         });
@@ -183,6 +196,7 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
         if host.common.timers & bit != 0 {
             let what = match timer {
                 Timer::Write => "it is time to write again",
+                Timer::Ask => "it is time to ask again",
                 _ => "it is time to look again",
             };
             steps.timer(what, *timer, |world| {
@@ -236,6 +250,10 @@ pub(super) fn released(world: &mut World, event: Event) {
     }
 }
 
+fn state_of(world: &World) -> Option<State> {
+    world.destination.agent.map(|agent| agent.machine.state())
+}
+
 fn messages(steps: &mut Steps<'_>, agent: &Agent) {
     let world = steps.world;
     let may = |party, kind| authority::may(party, kind, Role::Destination);
@@ -287,8 +305,30 @@ fn messages(steps: &mut Steps<'_>, agent: &Agent) {
     if world.mail.has(Message::Claim) && may(Party::Source, Kind::Switch) {
         steps.then("is asked to resume", |world| {
             world.mail.take(Message::Claim);
-            handle(world, Event::Finished);
+            // A source asks for that only when it knows that the session is committed.
+            let is_asking = state_of(world) == Some(State::Asking);
+            handle(
+                world,
+                match is_asking {
+                    true => Event::Answer(CommitAnswer::Runs),
+                    false => Event::Finished,
+                },
+            );
         });
+    }
+    if agent.machine.state() == State::Asking {
+        if let Some(outcome) = world.source_says() {
+            let answer = match outcome {
+                Outcome::Committed => CommitAnswer::Runs,
+                Outcome::RolledBack => CommitAnswer::NotRun(Evidence::GivenUp),
+            };
+            steps.then("asks the source", |world| handle(world, Event::Answer(answer)));
+        }
+        if world.partner.says_committed() {
+            steps.then("asks the partner", |world| {
+                handle(world, Event::Answer(CommitAnswer::Runs))
+            });
+        }
     }
     if !agent.drives
         && matches!(

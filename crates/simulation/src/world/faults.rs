@@ -41,6 +41,13 @@ pub(super) fn steps(steps: &mut Steps<'_>) {
     }
 }
 
+/// Whether damage to the journal would be seen by an agent that starts.
+fn can_be_damaged(common: &Common) -> bool {
+    common
+        .journal
+        .is_some_and(|standing| standing.damaged() != standing)
+}
+
 /// Faults that every host has.
 fn common(steps: &mut Steps<'_>, common: Common, of: fn(&mut World) -> &mut Common) {
     let quirks = steps.quirks;
@@ -67,6 +74,13 @@ fn source_faults(steps: &mut Steps<'_>) {
             world.source.agent = None;
             world.source.common.forget();
         });
+        if can_be_damaged(&host.common) {
+            steps.fault("the agent dies, and its journal is damaged", |world| {
+                world.source.agent = None;
+                world.source.common.forget();
+                world.source.common.damage();
+            });
+        }
     }
     if host.criu {
         steps.fault("CRIU is killed", |world| world.source.criu = false);
@@ -87,13 +101,20 @@ fn source_faults(steps: &mut Steps<'_>) {
     }
     common(steps, host.common, |world| &mut world.source.common);
     let quirks = steps.quirks;
-    steps.fault("the host reboots", |world| {
+    let reboots = |world: &mut World| {
         let host = &mut world.source;
         (host.agent, host.criu, host.frozen, host.proxy) = (None, false, false, Proxy::None);
         host.tasks = Tasks::Gone;
         host.knows_nothing = false;
         host.common.reboot(quirks);
-    });
+    };
+    steps.fault("the host reboots", reboots);
+    if can_be_damaged(&host.common) {
+        steps.fault("the host reboots, and its journal is damaged", |world| {
+            reboots(world);
+            world.source.common.damage();
+        });
+    }
 }
 
 fn destination_faults(steps: &mut Steps<'_>) {
@@ -104,6 +125,13 @@ fn destination_faults(steps: &mut Steps<'_>) {
             world.destination.agent = None;
             world.destination.common.forget();
         });
+        if can_be_damaged(&host.common) {
+            steps.fault("the agent dies, and its journal is damaged", |world| {
+                world.destination.agent = None;
+                world.destination.common.forget();
+                world.destination.common.damage();
+            });
+        }
     }
     if host.criu {
         steps.fault("CRIU or its proxy is killed", |world| {
@@ -124,7 +152,7 @@ fn destination_faults(steps: &mut Steps<'_>) {
     }
     common(steps, host.common, |world| &mut world.destination.common);
     let quirks = steps.quirks;
-    steps.fault("the host reboots", |world| {
+    let reboots = |world: &mut World| {
         let host = &mut world.destination;
         host.agent = None;
         (host.criu, host.ordered, host.marker, host.contexts) = (false, false, false, false);
@@ -133,7 +161,14 @@ fn destination_faults(steps: &mut Steps<'_>) {
         }
         host.knows_nothing = false;
         host.common.reboot(quirks);
-    });
+    };
+    steps.fault("the host reboots", reboots);
+    if can_be_damaged(&host.common) {
+        steps.fault("the host reboots, and its journal is damaged", |world| {
+            reboots(world);
+            world.destination.common.damage();
+        });
+    }
 }
 
 fn partner_faults(steps: &mut Steps<'_>) {
@@ -144,6 +179,13 @@ fn partner_faults(steps: &mut Steps<'_>) {
             world.partner.agent = None;
             world.partner.common.forget();
         });
+        if can_be_damaged(&host.common) {
+            steps.fault("the agent dies, and its journal is damaged", |world| {
+                world.partner.agent = None;
+                world.partner.common.forget();
+                world.partner.common.damage();
+            });
+        }
     }
     if host.common.writes[0].is_some() {
         steps.fault("the disk refuses a record", |world| {

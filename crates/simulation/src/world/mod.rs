@@ -8,7 +8,7 @@ pub mod source;
 use std::fmt;
 
 use strum::{EnumIter, IntoStaticStr, VariantArray};
-use verbatim_session::decision::{Fact, Mark, Outcome, Written};
+use verbatim_session::decision::{Fact, Keep, Mark, Outcome, Written};
 use verbatim_session::record::{self, Standing};
 
 use crate::check::{self, Violation};
@@ -39,6 +39,8 @@ pub enum Quirk {
     VolatileJournal,
     /// A restarted RNIC does not get the instances' listeners back.
     LostListeners,
+    /// A destination takes records that are missing for the one that says it was committed.
+    DamageIsCommit,
 }
 
 /// The quirks of a world.
@@ -92,7 +94,7 @@ pub struct Common {
     /// What the journal says, on disk.
     pub journal: Option<Standing>,
     /// Records that are being written, in order.
-    pub writes: [Option<Mark>; 3],
+    pub writes: [Option<Mark>; 4],
     /// The machine's timers that run, by their number.
     pub timers: u8,
     /// The host has booted since the session began.
@@ -109,7 +111,7 @@ impl Common {
     fn new() -> Self {
         Self {
             journal: Some(Standing::Opened),
-            writes: [None; 3],
+            writes: [None; 4],
             timers: 0,
             rebooted: false,
             nic: true,
@@ -120,7 +122,7 @@ impl Common {
 
     /// The agent is gone, and with it what it waited for.
     fn forget(&mut self) {
-        self.writes = [None; 3];
+        self.writes = [None; 4];
         self.timers = 0;
     }
 
@@ -133,6 +135,11 @@ impl Common {
         if quirks.has(Quirk::VolatileJournal) {
             self.journal = None;
         }
+    }
+
+    /// Records are missing behind those that there are.
+    fn damage(&mut self) {
+        self.journal = self.journal.map(Standing::damaged);
     }
 
     /// Timers that were set in an earlier state mean nothing to the machine.
@@ -301,8 +308,13 @@ impl World {
     fn source_says(&self) -> Option<Outcome> {
         match self.source.common.journal? {
             _ if self.source.agent.is_none() => None,
-            Standing::RolledBack | Standing::Closed(Outcome::RolledBack) => Some(Outcome::RolledBack),
-            Standing::Ran | Standing::Closed(Outcome::Committed) => Some(Outcome::Committed),
+            Standing::RolledBack
+            | Standing::Resolved(Keep::Source)
+            | Standing::Closed(Outcome::RolledBack) => Some(Outcome::RolledBack),
+            Standing::Ran
+            | Standing::Cleared
+            | Standing::Resolved(Keep::Destination)
+            | Standing::Closed(Outcome::Committed) => Some(Outcome::Committed),
             _ => None,
         }
     }

@@ -5,6 +5,7 @@ use verbatim_session::Role;
 use verbatim_session::authority::{self, Message as Kind, Party};
 use verbatim_session::decision::partner::{Action, Event, EventKind, Partner, State, StateKind};
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer, source};
+use verbatim_session::record::Standing;
 
 use crate::coverage;
 
@@ -65,6 +66,16 @@ impl PartnerHost {
             has_told: false,
             knows_nothing: false,
         }
+    }
+
+    /// It says to a host that asks that the session is committed.
+    pub fn says_committed(&self) -> bool {
+        let committed = [Standing::Switched, Standing::Closed(Outcome::Committed)];
+        self.agent.is_some()
+            && self
+                .common
+                .journal
+                .is_some_and(|standing| committed.contains(&standing))
     }
 
     /// Its part has come to an end.

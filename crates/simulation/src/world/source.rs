@@ -279,7 +279,8 @@ fn work(steps: &mut Steps<'_>, agent: &Agent) {
             Progress::Verified => {}
         }
     }
-    if world.partner.is_over() || world.destination.is_over() {
+    // An agent that has come since says that it does not know the session any more.
+    if world.partner.is_over() || world.destination.is_over() || is_damaged_there(world) {
         steps.then("hears that another host has given up", |world| {
             handle(world, Event::Failed)
         });
@@ -345,6 +346,17 @@ fn after_the_decision(steps: &mut Steps<'_>, agent: &Agent) {
             steps.then(what, |world| handle(world, Event::Answer(answer)));
         }
     }
+    // Neither host knows, and no partner does.
+    if matches!(agent.machine.state(), State::Asking(_))
+        && agent.machine.is_in_doubt()
+        && is_damaged_there(world)
+        && !world.partner.says_committed()
+    {
+        steps.later("an operator decides, since no host can", |world| {
+            world.forced = true;
+            handle(world, Event::Resolve(Keep::Source));
+        });
+    }
     if matches!(agent.machine.state(), State::Asking(_)) && agent.machine.is_in_doubt() {
         steps.fault("an operator keeps the source's copy", |world| {
             world.forced = true;
@@ -372,6 +384,7 @@ fn after_the_decision(steps: &mut Steps<'_>, agent: &Agent) {
             steps.then("the frozen copy is killed", |world| {
                 let host = &mut world.source;
                 (host.tasks, host.criu, host.frozen, host.proxy) = (Tasks::Gone, false, false, Proxy::None);
+                handle(world, Event::Cleared);
             });
         }
         let switched = partner_over && world.partner.end != End::Old;
@@ -411,8 +424,21 @@ fn answer(world: &World) -> Option<(CommitAnswer, &'static str)> {
     match answer {
         CommitAnswer::Runs => Some((answer, "hears that it runs there")),
         CommitAnswer::NotRun(_) => Some((answer, "hears that it has not run there")),
-        CommitAnswer::NotYet | CommitAnswer::NotKnown => None,
+        CommitAnswer::NotKnown => {
+            let is_known = world
+                .source
+                .agent
+                .is_some_and(|agent| agent.machine.is_in_doubt());
+            (!is_known).then_some((answer, "hears that records are missing there"))
+        }
+        CommitAnswer::NotYet => None,
     }
+}
+
+/// The destination has lost the records that would say what became of the session.
+fn is_damaged_there(world: &World) -> bool {
+    let there = world.destination.agent.map(|agent| agent.machine.answer());
+    there == Some(CommitAnswer::NotKnown)
 }
 
 impl SourceHost {

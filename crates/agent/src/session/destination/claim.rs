@@ -6,7 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use verbatim_channel::{Answer, MadeContext, Order, hung_up_terminal};
 use verbatim_session::Phase;
-use verbatim_session::decision::destination::Event;
+use verbatim_session::decision::CommitAnswer;
+use verbatim_session::decision::destination::{Event, State};
 
 use super::Destination;
 use super::tried::handed;
@@ -60,6 +61,10 @@ impl Destination {
     /// Gives the processes their contexts; says how many RECVs were posted again, and what the processes have made again. Those that
     /// have theirs are passed over.
     pub async fn claim(&mut self) -> anyhow::Result<CountReply> {
+        if self.machine.state() == State::Asking {
+            // Nobody asks for that who does not know that the session is committed.
+            self.decide(Event::Answer(CommitAnswer::Runs)).await;
+        }
         let count = self.give_contexts().await?;
         let made = self.made.as_ref();
         Ok(CountReply {

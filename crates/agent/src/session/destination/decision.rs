@@ -4,17 +4,20 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use verbatim_container::{ContainerName, Init, Tasks};
 use verbatim_fill::Phase;
-use verbatim_session::decision::destination::{Action, Event, State};
-use verbatim_session::decision::{CommitAnswer, Fact, Mark, Outcome, Timer};
+use verbatim_session::Role;
+use verbatim_session::decision::destination::{Action, Event, NoMarker, State, Then};
+use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Mark, Outcome, Timer, Written};
 use verbatim_session::fill::Noted;
 use verbatim_session::record::What;
 
 use super::Destination;
 use super::post_copy::Lacking;
+use crate::agent::Shared;
 use crate::faults::Point;
 use crate::instances::Instance;
 use crate::instances::filling::{self, Giver};
@@ -22,11 +25,15 @@ use crate::instances::machine::post_copy::Progress;
 use crate::instances::machine::{attached, standing};
 use crate::instances::recovery;
 use crate::keeper::Keeper;
-use crate::proto::OutcomeReply;
 use crate::proto::outcome_reply::Outcome as Answered;
+use crate::proto::{OutcomeReply, SessionId};
 use crate::session::PAUSE;
 use crate::session::driver::Driver;
+use crate::session::recovery as recovered;
 use crate::session::volumes;
+
+/// How long another host may take to say what was decided.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Destination {
     /// Gives the machine an event, and does what it wants until it waits for somebody else.
@@ -36,7 +43,10 @@ impl Destination {
             for action in self.machine.handle(event) {
                 match action {
                     // The tasks run, and the source need not wait for the disk.
-                    Action::Write(mark @ Mark::Ran) => self.writer.begin(mark).await,
+                    Action::Write(mark @ Mark::Ran) => {
+                        let tells = self.tells(Event::Written(mark, Written::Failed));
+                        self.writer.begin_or(mark, tells).await;
+                    }
                     Action::Write(mark @ Mark::Committed) => {
                         let written = self.writer.write(What::Committed(self.lacks_memory())).await;
                         events.push_back(Event::Written(mark, written));
@@ -61,6 +71,7 @@ impl Destination {
                         events.push_back(Event::Undone);
                     }
                     Action::Drive => self.drive(),
+                    Action::Ask => self.ask(),
                     Action::After(timer) => self.after(timer),
                 }
             }
@@ -76,7 +87,7 @@ impl Destination {
             _ => return,
         };
         if !std::mem::replace(&mut self.is_told, true) {
-            let role = verbatim_session::Role::Destination;
+            let role = Role::Destination;
             volumes::settle(&self.agent, self.session, role, outcome);
         }
     }
@@ -97,7 +108,7 @@ impl Destination {
 
     fn stopped(&mut self, error: &anyhow::Error) {
         self.why = format!("{error:#}");
-        let role = verbatim_session::Role::Destination;
+        let role = Role::Destination;
         self.agent.journal.failed(self.session, role, error);
     }
 
@@ -262,9 +273,18 @@ impl Destination {
 
     async fn look(&mut self) -> anyhow::Result<Fact> {
         let name = ContainerName::new(self.name()?)?;
-        if let State::Judging { same_boot } = self.machine.state() {
-            if !same_boot {
-                return Ok(Fact::Gone { ran: true });
+        if self.touches.is_none() {
+            let parts = self.agent.journal.parts(self.session);
+            let own = parts.iter().find(|part| part.role == Role::Destination);
+            self.touches = own.and_then(|known| recovered::touches(&self.agent, known));
+        }
+        let touches = self.touches.context("the record of the tasks cannot be read")?;
+        if !touches.anything() {
+            return Ok(not_here(self.machine.state()));
+        }
+        if let State::Judging(no_marker) = self.machine.state() {
+            if no_marker == NoMarker::Went {
+                return Ok(not_here(self.machine.state()));
             }
             let tasks = Tasks::of(&self.agent.tools, &name, &self.paths.work);
             if let verbatim_container::Ended::NotRun(_) = tasks.end_unreleased().await? {
@@ -273,11 +293,9 @@ impl Destination {
             return self.find_running(&name).await;
         }
         match self.machine.state() {
-            State::Probing(verbatim_session::decision::destination::Then::Drive) => {
-                self.find_running(&name).await
-            }
+            State::Probing(Then::Drive) => self.find_running(&name).await,
             // It is undone, whatever there is.
-            _ => Ok(Fact::Gone { ran: false }),
+            state => Ok(not_here(state)),
         }
     }
 
@@ -377,6 +395,9 @@ impl Destination {
     }
 
     async fn remove(&mut self) -> anyhow::Result<()> {
+        if !self.touches.is_some_and(|touches| touches.undo) {
+            return Ok(());
+        }
         let name = ContainerName::new(self.name()?)?;
         if self.paths.work.exists() {
             let tasks = Tasks::of(&self.agent.tools, &name, &self.paths.work);
@@ -402,6 +423,20 @@ impl Destination {
         });
     }
 
+    /// Asks the other hosts what was decided. The name is free meanwhile: nothing that is here is this session's.
+    fn ask(&mut self) {
+        self._reservation = None;
+        let (agent, session) = (Arc::clone(&self.agent), self.session);
+        tokio::spawn(asked(agent, session));
+    }
+
+    /// Gives the machine an event later, from anywhere.
+    fn tells(&self, event: Event) -> impl FnOnce() + Send + use<> {
+        let (agent, session) = (Arc::clone(&self.agent), self.session);
+        let runtime = tokio::runtime::Handle::current();
+        move || drop(runtime.spawn(happened(agent, session, event)))
+    }
+
     /// Reports when a time has passed.
     fn after(&self, timer: Timer) {
         let (agent, session) = (Arc::clone(&self.agent), self.session);
@@ -410,20 +445,57 @@ impl Destination {
 }
 
 /// Boxed, since what a machine wants after a time is again to be told when a time has passed.
-fn elapsed(
-    agent: crate::agent::Shared,
-    session: u64,
-    timer: Timer,
-) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+fn elapsed(agent: Shared, session: u64, timer: Timer) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         tokio::time::sleep(timer.duration()).await;
+        happened(agent, session, Event::Elapsed(timer)).await;
+    })
+}
+
+fn happened(agent: Shared, session: u64, event: Event) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
         let Ok(destination) = agent.destinations.get(session) else {
             return;
         };
         let mut destination = destination.lock().await;
-        destination.decide(Event::Elapsed(timer)).await;
+        destination.decide(event).await;
         if destination.is_over() {
             agent.destinations.close(session);
+        }
+    })
+}
+
+/// What is said of tasks that are not looked at: they are not here, or not this session's. Those of a session that is committed may have run.
+fn not_here(state: State) -> Fact {
+    let ran = matches!(
+        state,
+        State::Probing(Then::Drive) | State::Judging(NoMarker::NeverReleased | NoMarker::Went)
+    );
+    Fact::Gone { ran }
+}
+
+/// Asks the source what was decided, and then the partners, until one of them knows.
+fn asked(agent: Shared, session: u64) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        let parts = agent.journal.parts(session);
+        let Some(own) = parts.into_iter().find(|part| part.role == Role::Destination) else {
+            return;
+        };
+        for host in own.told.source.iter().chain(&own.told.partners) {
+            let answer = async {
+                let mut client = agent.peers.connect(host).await?;
+                let answer = client.outcome(SessionId { session }).await?;
+                anyhow::Ok(answer.into_inner().outcome())
+            };
+            let answer = match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+                Ok(Ok(Answered::Committed)) => CommitAnswer::Runs,
+                Ok(Ok(Answered::RolledBack)) => CommitAnswer::NotRun(Evidence::GivenUp),
+                unknown => {
+                    tracing::debug!(host, ?unknown, "does not say what was decided");
+                    continue;
+                }
+            };
+            return happened(agent, session, Event::Answer(answer)).await;
         }
     })
 }

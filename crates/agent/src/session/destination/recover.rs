@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use verbatim_session::decision::destination::{Action, Destination as Machine, Event, State};
+use verbatim_session::recovery::Touches;
 
 use super::{Destination, Destinations, Kept};
 use crate::agent::Shared;
@@ -15,18 +16,22 @@ use crate::standby::StandbyContext;
 
 impl Destinations {
     /// Goes on where the earlier agent was cut off.
-    pub fn take_up(agent: &Shared, known: &Known) {
-        let same_boot = known.boot == agent.journal.boot();
-        let (machine, actions) = Machine::recover(known.standing, same_boot);
+    pub fn take_up(agent: &Shared, known: &Known, touches: Option<Touches>) {
+        let name = known.told.instance.as_deref().unwrap_or_default();
+        let is_latest = agent.journal.latest(name) == Some((known.session, known.role));
+        let would_be_here = is_latest && known.boot == agent.journal.boot();
+        let (machine, actions) = Machine::recover(known.part.standing, would_be_here);
         if let State::Ended(_) = machine.state() {
             return;
         }
-        let name = known.told.instance.as_deref().unwrap_or_default();
         let paths = Paths::new(&agent.config.runtime_dir, name);
         let mut destination = Destination::new(agent, known.session, &paths, machine, None);
         destination.partners = known.told.partners.clone();
         // The name is the session's until it is known what has become of the instance.
-        destination._reservation = agent.instances.reserve(name).ok();
+        destination.touches = touches;
+        if touches.is_none_or(Touches::anything) {
+            destination._reservation = agent.instances.reserve(name).ok();
+        }
         let destination = Self::insert(agent, known.session, destination);
         let (agent, session) = (Arc::clone(agent), known.session);
         tokio::spawn(async move {

@@ -11,7 +11,9 @@ use verbatim_container::{CheckpointConfig, ContainerName, Dumped, Tasks};
 use verbatim_session::Role;
 use verbatim_session::decision::source::{Action, Event, Question, Source as Machine, State, Then};
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
+use verbatim_session::recovery::Touches;
 
+use super::touches;
 use crate::agent::Shared;
 use crate::guests::Guest;
 use crate::instances::home::Paths;
@@ -48,25 +50,33 @@ struct Recovery {
     /// The name is the session's until it is known what is there.
     reservation: Option<Reservation>,
     found: Option<Found>,
+    /// What of the instance is this session's; nothing as long as that is not known.
+    touches: Option<Touches>,
     _turn: Option<Turn>,
 }
 
 /// Goes on where the earlier agent was cut off.
-pub(super) fn take_up(agent: &Shared, known: Known) {
-    let (machine, actions) = Machine::recover(known.standing);
+pub(super) fn take_up(agent: &Shared, known: Known, touches: Option<Touches>) {
+    let (machine, actions) = Machine::recover(known.part.standing);
     let name = known.told.instance.clone().unwrap_or_default();
     let destination = known.told.destination.clone().unwrap_or_default();
     let stage = match machine.state() {
         State::Probing(Then::Settle) => Stage::InDoubt,
-        State::Probing(Then::Finish) => Stage::Committed,
+        State::Probing(Then::Finish) | State::Finishing => Stage::Committed,
         _ => Stage::Cancelled,
     };
-    let driven = agent.controls.begin(&name, &destination, stage);
+    let has_the_instance = touches.is_none_or(Touches::anything);
+    let driven = match has_the_instance {
+        true => agent.controls.begin(&name, &destination, stage),
+        false => agent.controls.begin_without(&name, &destination, stage),
+    };
     driven.control.set_session(known.session);
     let recovery = Recovery {
         agent: Arc::clone(agent),
         writer: Writer::new(&agent.journal, known.session, Role::Source),
-        reservation: agent.instances.reserve(&name).ok(),
+        reservation: has_the_instance
+            .then(|| agent.instances.reserve(&name).ok())
+            .flatten(),
         known,
         name,
         destination,
@@ -75,6 +85,7 @@ pub(super) fn take_up(agent: &Shared, known: Known) {
         timers: Vec::new(),
         asked: None,
         found: None,
+        touches,
         _turn: None,
     };
     tokio::spawn(recovery.run(actions));
@@ -174,6 +185,19 @@ impl Recovery {
 
     /// How the tasks stand here. From then on the instance is this agent's, if it is here.
     async fn probe(&mut self) -> Fact {
+        self.touches = self.touches.or_else(|| touches(&self.agent, &self.known));
+        match self.touches {
+            None => return Fact::Unknown,
+            Some(touches) if !touches.anything() => {
+                tracing::info!(
+                    session = format!("{:016x}", self.known.session),
+                    instance = self.name,
+                    "nothing that is here under the instance's name is this session's"
+                );
+                return Fact::Gone { ran: true };
+            }
+            Some(_) => {}
+        }
         match recovery::take_over(&self.agent, &self.name, true).await {
             Ok(Some(found)) => {
                 tracing::info!(instance = self.name, "taken over, in the middle of a migration");
@@ -264,12 +288,15 @@ impl Recovery {
     async fn undo(&mut self) {
         behind::over(&self.agent, self.known.session, Outcome::RolledBack);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::RolledBack);
+        if !self.touches.is_some_and(|touches| touches.undo) {
+            self.end_keeper();
+            self.tell_others().await;
+            return;
+        }
         take_back(told, self.disks()).await;
         let held = self.held().await;
         let Some(found) = &self.found else {
-            if let Some(keeper) = Keeper::find(&self.agent.config, self.known.session) {
-                keeper.end();
-            }
+            self.end_keeper();
             self.clear().await;
             self.tell_others().await;
             return;
@@ -364,11 +391,14 @@ impl Recovery {
         self.driven.control.committed();
         behind::over(&self.agent, self.known.session, Outcome::Committed);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::Committed);
+        if !self.touches.is_some_and(|touches| touches.finish) {
+            // The instance may have come back since.
+            self.end_keeper();
+            return;
+        }
         leave(told, self.disks()).await;
         let held = self.held().await;
-        if let Some(keeper) = Keeper::find(&self.agent.config, self.known.session) {
-            keeper.end();
-        }
+        self.end_keeper();
         let Some(found) = &self.found else {
             self.clear().await;
             return;
@@ -402,6 +432,13 @@ impl Recovery {
         let home = Arc::clone(&instance);
         let _ = tokio::task::spawn_blocking(move || home.home.remove()).await;
         self.reservation = None;
+    }
+
+    /// What it has is this session's alone.
+    fn end_keeper(&self) {
+        if let Some(keeper) = Keeper::find(&self.agent.config, self.known.session) {
+            keeper.end();
+        }
     }
 
     fn disks(&self) -> Disks {

@@ -7,6 +7,7 @@ use anyhow::bail;
 use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
 use verbatim_session::decision::Outcome;
+use verbatim_session::decision::source::Event;
 
 use super::Source;
 use crate::faults::Point;
@@ -119,6 +120,8 @@ impl Source {
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
         behind::over(&self.agent, self.session, Outcome::Committed);
+        // Before another session may bring the instance back under its name.
+        self.decide(Event::Cleared).await;
         self.reservation = None;
     }
 }
