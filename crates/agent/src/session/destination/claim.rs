@@ -274,6 +274,8 @@ impl Destination {
         }
         self.resumed = true;
         self.turn = None;
+        // The instance may move on while its source waits for a partner.
+        self._reservation = None;
         self.decide(Event::Finished).await;
         // Beside the answer, which ends a blackout.
         tokio::task::spawn_blocking(allocator::return_freed_memory);
