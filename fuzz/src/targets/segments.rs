@@ -76,6 +76,7 @@ pub fn segments(input: &[u8]) {
         .expect("the disk is in order");
     disk.crash(|_| 0..0);
     expected.damage = None;
+    expected.gaps.clear();
     assert_eq!(open(&disk).expect("it was written anew").1, expected);
 }
 
