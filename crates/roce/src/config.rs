@@ -34,6 +34,9 @@ pub struct QpConfig {
     /// The most memory for packets that came before one that is missing. None of them is kept if it is 0: then each loss
     /// makes the partner send again what it has sent since. Default 512 KiB.
     pub hold_bytes: u32,
+    /// How far ahead of the expected PSN a request may be to be kept: at least what a partner has under way. What is farther
+    /// ahead is dropped, and tells the partner of a gap only if it is one of several in a row. Default 2,048 PSNs.
+    pub hold_psns: u32,
     /// How long a connection waits for a partner that is stopped, or that is to acknowledge where this end goes on. It then
     /// fails with [`crate::WcStatus::RetryExcErr`] and a vendor error of its own. Default 60 s.
     pub pause_limit: Duration,
@@ -53,6 +56,7 @@ impl Default for QpConfig {
             min_rto: Duration::from_millis(1),
             ack_delay: Duration::ZERO,
             hold_bytes: 512 * 1024,
+            hold_psns: 2048,
             pause_limit: Duration::from_secs(60),
         }
     }

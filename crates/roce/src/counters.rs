@@ -52,6 +52,14 @@ pub struct Counters {
     pub sent_acks: u64,
     pub duplicate_request: u64,
     pub out_of_sequence: u64,
+    /// Packets kept that came before one that is missing, answers included. More than are released, if some are forged.
+    pub early_kept: u64,
+    /// Such packets that were not kept: too far ahead, out of the partner's order, or without room.
+    pub early_dropped: u64,
+    /// Packets that were kept for too long and dropped.
+    pub early_aged: u64,
+    /// PSNs for which two packets came that are not the same: one of the two is forged.
+    pub early_conflicts: u64,
     pub sent_rnr_nak: u64,
     /// Messages of UC and UD for which there was no RECV: dropped.
     pub out_of_buffer: u64,

@@ -67,6 +67,12 @@ pub struct NicRunArguments {
     /// Contexts that one process can open.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub max_contexts: Option<u32>,
+    /// Of 100 of each thing that the RNIC can have, one tenant (an instance, or a user of the host) has at most so many.
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub tenant_share: u8,
+    /// Of 100 of each thing that the RNIC can have, so many are kept for instances that arrive.
+    #[arg(long, value_name = "PERCENT", default_value_t = 12, value_parser = clap::value_parser!(u8).range(0..=50))]
+    pub tenant_reserve: u8,
     /// Bytes that may be under way to one destination.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(4096..=1 << 30))]
     pub window: Option<u32>,

@@ -48,6 +48,8 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
     one.max_cq = arguments.max_cq.unwrap_or(one.max_cq);
     one.max_cqes = arguments.max_cqe.map_or(one.max_cqes, u64::from);
     one.max_contexts = arguments.max_contexts.unwrap_or(one.max_contexts);
+    limits.tenants.share_percent = arguments.tenant_share;
+    limits.tenants.reserve_percent = arguments.tenant_reserve;
     if let Some(seconds) = arguments.pause_limit {
         limits.pause_limit = Duration::from_secs(seconds.into());
     }

@@ -156,7 +156,7 @@ impl RcQp {
         if packet.info.is_request() {
             self.shell.note_request(host);
             let Shell { link, counters, .. } = &mut self.shell;
-            self.responder.handle_request(packet, link, host, counters);
+            self.responder.handle_request(now, packet, link, host, counters);
             if packet.bth.ack_request {
                 self.dialogue.hear(now);
             }
@@ -188,7 +188,8 @@ impl RcQp {
 
     /// When to call [`RcQp::handle_timeout`], if nothing happens before.
     pub fn next_timeout(&self) -> Option<Time> {
-        self.requester.next_timeout()
+        let (requester, responder) = (self.requester.next_timeout(), self.responder.next_timeout());
+        requester.into_iter().chain(responder).min()
     }
 
     /// An acknowledgement waits for the program to answer the message ([`QpConfig::ack_delay`]): at that time, if nothing
@@ -207,6 +208,7 @@ impl RcQp {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time, host: &mut impl Host) {
+        self.responder.handle_timeout(now, &mut self.shell.counters);
         match self.shell.phase {
             Phase::Waiting if self.standing() != Standing::Running => self.waited(now, host),
             Phase::Stopped => self.halted(now),

@@ -2,6 +2,7 @@
 
 use super::{MOST_IDLE_REQUESTS, Requester};
 use crate::gather::{retire, scatter};
+use crate::held::{Early, Keeping};
 use crate::link::Link;
 use crate::wire::aeth::{CREDITS_UNLIMITED, NakCode, Syndrome};
 use crate::wire::opcode::Kind;
@@ -28,7 +29,7 @@ impl Requester {
             counters.stale_responses += 1;
             return;
         }
-        let before = self.ack;
+        let mut before = self.ack;
         if let Some(Syndrome::Ack { credits }) = packet.aeth.map(|aeth| aeth.syndrome) {
             counters.limited_credits += u64::from(credits != CREDITS_UNLIMITED);
         }
@@ -50,19 +51,29 @@ impl Requester {
             }
             (Kind::Acknowledge, Some(Syndrome::Nak(code))) => {
                 if self.acknowledge_before_nak(now, psn, host, counters) {
+                    // What it acknowledges comes first: a NAK for another packet than the one before is no echo of that.
+                    if self.ack != before {
+                        self.follow_progress(now, link, host, counters);
+                        before = self.ack;
+                    }
                     self.nak(now, code, counters);
                 }
             }
             _ => counters.stale_responses += 1,
         }
         if self.ack != before {
-            self.take_held(link, host, counters);
-            self.note_progress(now);
-            if self.is_data_missing() {
-                self.implied_nak(now, counters);
-            }
+            self.follow_progress(now, link, host, counters);
         } else if self.retry_deadline.is_none() {
             self.rearm(now);
+        }
+    }
+
+    /// The oldest PSN has moved.
+    fn follow_progress(&mut self, now: Time, link: &Link, host: &mut impl Host, counters: &mut Counters) {
+        self.take_held(link, host, counters);
+        self.note_progress(now);
+        if self.is_data_missing() {
+            self.implied_nak(now, counters);
         }
     }
 
@@ -92,7 +103,18 @@ impl Requester {
             self.cut_window();
             self.go_back();
         }
-        self.repair.learn(self.ack, self.ack == self.high);
+        let too_soon = |since| self.rtt.min().is_some_and(|shortest| now - since < shortest);
+        match self.recovering.is_some_and(too_soon) {
+            // What was sent again cannot have arrived yet: nothing was lost, it was late, or the NAK was for a forged packet.
+            true => {
+                self.repair.cancel();
+                self.restore_window();
+            }
+            false => {
+                self.repair.learn(self.ack, self.ack == self.high);
+                self.before_cut = None;
+            }
+        }
         // Between the NAK and what came of it there was a round trip, or more. If the packet was late and not lost, it
         // was less, which is not to count as the shortest one.
         if let Some(since) = self.gap_since.take() {
@@ -145,15 +167,36 @@ impl Requester {
         host: &mut impl Host,
         counters: &mut Counters,
     ) {
-        if self.acknowledge(packet.bth.psn, host, counters).is_err() {
-            let most_bytes = self.config.hold_bytes as usize;
-            self.held.keep(packet, self.ack, most_bytes, host.hold_budget());
-            return self.implied_nak(now, counters);
+        let psn = packet.bth.psn;
+        if self.acknowledge(psn, host, counters).is_ok() {
+            return self.take_data(packet, link, host, counters);
         }
-        self.take_data(packet, link, host, counters);
+        if self.held.pass(psn, self.ack) {
+            // The oldest waited for nothing but this: that the partner has gone on behind it.
+            self.take_held(link, host, counters);
+            if self.acknowledge(psn, host, counters).is_ok() {
+                return self.take_data(packet, link, host, counters);
+            }
+        }
+        let early = Early { packet, span: 1, now };
+        let most_bytes = self.config.hold_bytes as usize;
+        match self.held.keep(&early, self.ack, most_bytes, host.hold_budget()) {
+            Keeping::Kept => counters.early_kept += 1,
+            Keeping::Known => {}
+            Keeping::Dropped => counters.early_dropped += 1,
+            Keeping::Conflict => counters.early_conflicts += 1,
+        }
+        self.implied_nak(now, counters);
     }
 
     fn take_data(&mut self, packet: &Packet<'_>, link: &Link, host: &mut impl Host, counters: &mut Counters) {
+        if !self.held.is_empty() && self.held.settle(packet) {
+            counters.early_conflicts += 1;
+        }
+        self.use_data(packet, link, host, counters);
+    }
+
+    fn use_data(&mut self, packet: &Packet<'_>, link: &Link, host: &mut impl Host, counters: &mut Counters) {
         match packet.info.kind {
             Kind::AtomicAcknowledge => self.take_atomic_response(packet, host, counters),
             _ => self.take_read_response(packet, link, host, counters),
@@ -169,9 +212,12 @@ impl Requester {
             {
                 self.acknowledged_early = None;
             }
+            if self.acknowledged_early.is_some() {
+                self.held.pass_first(self.ack);
+            }
             while let Some(released) = self.held.release(self.ack) {
                 let at = self.ack;
-                self.take_data(&released.packet(), link, host, counters);
+                self.use_data(&released.packet(), link, host, counters);
                 if self.ack == at {
                     return;
                 }

@@ -110,6 +110,8 @@ pub(super) struct Requester {
     probing: bool,
     /// The window is not cut for losses before this PSN: they were cut for together.
     cut_until: Psn,
+    /// What both were before the latest cut, until something comes of what was sent again.
+    before_cut: Option<(Window, Psn)>,
     /// Answers with data that came too early.
     held: Held,
     /// Requests up to this PSN are acknowledged, but an answer with data before it is missing.
@@ -154,6 +156,7 @@ impl Requester {
             repair: Repair::default(),
             probing: false,
             cut_until: Psn::default(),
+            before_cut: None,
             held: Held::default(),
             acknowledged_early: None,
             congestion_at: None,
@@ -188,7 +191,7 @@ impl Requester {
         }
     }
 
-    fn limit_window(&mut self) {
+    pub(super) fn limit_window(&mut self) {
         let by_bytes = self.config.window_bytes / self.settings.mtu.bytes();
         self.window.limit(by_bytes.min(self.config.window_packets));
     }

@@ -11,7 +11,7 @@
 //! - An RNR NAK: after the time that it says, with one packet first.
 
 use super::Requester;
-use super::wqe::Wqe;
+use crate::held::First;
 use crate::wire::aeth::rnr_delay;
 use crate::{Counters, Psn, Time, WcStatus};
 
@@ -24,6 +24,7 @@ const RNR_RETRY_INFINITE: u8 = 7;
 impl Requester {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time, counters: &mut Counters) {
+        counters.early_aged += self.held.age(now);
         let is_due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
         if is_due(self.rnr_deadline) {
             self.rnr_deadline = None;
@@ -143,16 +144,30 @@ impl Requester {
         }
     }
 
-    /// Has something come that is behind data that has not?
+    /// Has something come that is behind data that has not? Data that only waits for the partner to go on behind it is not
+    /// missing while there is more to come.
     pub(super) fn is_data_missing(&self) -> bool {
-        !self.held.is_empty() || self.acknowledged_early.is_some()
+        let is_missing = |first: First| {
+            let waits = first.psn == self.ack && first.follows && first.end != self.high;
+            !waits
+        };
+        self.acknowledged_early.is_some() || self.held.first().is_some_and(is_missing)
     }
 
-    /// How many packets of data are missing before the first that has come, or before the end of the oldest request.
+    /// How many packets of data are missing before the first that has come, or before the end of the oldest request. That
+    /// first one is missing, too, if nothing shows yet that it is the partner's.
     fn missing_data(&self) -> u32 {
-        let end = self.queue.front().map_or(self.ack, Wqe::end);
-        let first = self.held.first().unwrap_or(end);
-        first.offset_from(self.ack).min(self.next.offset_from(self.ack))
+        let missing = match self.held.first() {
+            Some(first) => {
+                let before = first.psn.offset_from(self.ack);
+                before + u32::from(before == 0 || !first.follows)
+            }
+            None => self
+                .queue
+                .front()
+                .map_or(0, |wqe| wqe.end().offset_from(self.ack)),
+        };
+        missing.min(self.next.offset_from(self.ack))
     }
 
     /// Is what arrives now too late to be about what was sent before the last recovery?
@@ -173,8 +188,18 @@ impl Requester {
     /// One loss among what was under way, or many: that is one sign of congestion.
     pub(super) fn cut_window(&mut self) {
         if self.ack.distance_from(self.cut_until) >= 0 {
+            self.before_cut = Some((self.window, self.cut_until));
             self.cut_until = self.high;
             self.window.on_loss(self.rtt.is_queueing());
+        }
+    }
+
+    /// Nothing was lost: the window is as it was before it was cut.
+    pub(super) fn restore_window(&mut self) {
+        if let Some((window, until)) = self.before_cut.take() {
+            self.window = window;
+            self.cut_until = until;
+            self.limit_window();
         }
     }
 

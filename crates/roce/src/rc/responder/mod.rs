@@ -2,8 +2,8 @@
 //!
 //! - [`request`]: a request packet goes through a chain of checks in the order of IBA §9.7.4, each of which may refuse
 //!   it; what passes all of them is executed.
+//! - [`early`]: a packet before it is missing; it may wait for that ([`crate::held`]).
 //! - [`duplicate`]: what was executed before is answered again, and only READs are executed again.
-//! - [`crate::held`]: what came before a packet that is missing waits for it.
 //! - [`answers`]: what is to be answered, in the order of PSNs; acknowledgements merge.
 //! - [`respond`]: makes packets of the answers, READ data a bit at a time.
 //!
@@ -11,6 +11,7 @@
 
 mod answers;
 mod duplicate;
+mod early;
 mod image;
 mod request;
 mod respond;
@@ -24,7 +25,7 @@ pub(super) use self::image::ResponderImage;
 use crate::held::Held;
 use crate::receive::{Message, flush_receive};
 use crate::wire::aeth::Syndrome;
-use crate::{AccessFlags, Counters, Host, Psn, QpAttributes, QpConfig};
+use crate::{AccessFlags, Counters, Host, Psn, QpAttributes, QpConfig, Time};
 
 /// A negative acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -64,6 +65,13 @@ pub(super) struct Responder {
     released: bool,
     held: Held,
     hold_bytes: usize,
+    hold_psns: i32,
+    /// Packets executed in the gap before what is held.
+    filled: u32,
+    /// There was no RECV for the packet that is expected: the partner sends it again, and all behind it.
+    begins_again: bool,
+    /// The latest packet that came from too far ahead to be kept.
+    far: Option<Psn>,
     /// The connection is at its end: nothing more is executed, and after the NAK comes the error state.
     ending: bool,
 }
@@ -72,6 +80,7 @@ impl Responder {
     /// Takes over attributes that may change while the queue pair runs.
     pub fn configure(&mut self, attributes: &QpAttributes, config: &QpConfig) {
         self.hold_bytes = config.hold_bytes as usize;
+        self.hold_psns = config.hold_psns.min(Psn::MASK >> 2) as i32;
         self.access = attributes.access_flags.unwrap_or_default();
         self.min_rnr_timer = attributes.min_rnr_timer.unwrap_or(0);
         self.max_dest_rd_atomic = attributes.max_dest_rd_atomic.unwrap_or(0);
@@ -80,6 +89,16 @@ impl Responder {
     /// The queue pair goes to RTR.
     pub fn start(&mut self, expected: Psn) {
         self.expected = expected;
+    }
+
+    /// When to call [`Responder::handle_timeout`], if nothing happens before.
+    pub fn next_timeout(&self) -> Option<Time> {
+        self.held.deadline()
+    }
+
+    /// Time has passed: what waits for a packet that is missing does not wait for ever.
+    pub fn handle_timeout(&mut self, now: Time, counters: &mut Counters) {
+        counters.early_aged += self.held.age(now);
     }
 
     /// Was the NAK that ends the connection sent? Then the queue pair must go into the error state.

@@ -8,7 +8,7 @@ use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::{Kind, Opcode};
 use crate::{
     AccessError, AccessFlags, AtomicOp, Counters, Event, Host, MAX_MESSAGE, Packet, ReceiveRequest,
-    RemoteAccess, WcOpcode, WcStatus,
+    RemoteAccess, Time, WcOpcode, WcStatus,
 };
 
 /// Why a request is not executed.
@@ -26,9 +26,6 @@ impl From<AccessError> for Refusal {
     }
 }
 
-/// Packets behind a gap until a partner that repairs singly is told of it again.
-const EARLY_PER_NAK: u32 = 8;
-
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest);
 
 fn valid(condition: bool) -> Result<(), Refusal> {
@@ -39,6 +36,7 @@ impl Responder {
     /// A request packet has arrived.
     pub fn handle_request(
         &mut self,
+        now: Time,
         packet: &Packet<'_>,
         link: &Link,
         host: &mut impl Host,
@@ -55,54 +53,38 @@ impl Responder {
             self.released = false;
             self.repairs_singly = distance >= 0;
         }
-        match distance {
+        self.take(now, packet, link, host, counters);
+    }
+
+    /// A request packet is executed, answered again, or comes too early.
+    pub(super) fn take(
+        &mut self,
+        now: Time,
+        packet: &Packet<'_>,
+        link: &Link,
+        host: &mut impl Host,
+        counters: &mut Counters,
+    ) {
+        match packet.bth.psn.distance_from(self.expected) {
             0 => {
-                self.nak_given = false;
-                self.nak = None;
-                self.early = None;
-                self.early_count = 0;
+                self.forget_gap();
+                let begins_again = std::mem::take(&mut self.begins_again);
+                if !self.held.is_empty() && self.held.settle(packet) {
+                    counters.early_conflicts += 1;
+                }
                 match self.execute(packet, link, host, counters) {
                     Ok(()) if self.held.is_empty() => {}
-                    Ok(()) => self.execute_held(link, host, counters),
+                    Ok(()) => self.execute_held(!begins_again, link, host, counters),
                     Err(refusal) => self.refuse(refusal, host, counters),
                 }
             }
             ..0 => self.handle_duplicate(packet, link, host, counters),
-            1.. => {
-                counters.out_of_sequence += 1;
-                let psn = packet.bth.psn;
-                // A step back: the partner has begun again, and what is missing was lost once more. And a partner that
-                // repairs singly never steps back, so it is told again from time to time, in case the NAK was lost, or
-                // the repair.
-                let steps_back = self.early.is_some_and(|early| psn.distance_from(early) < 0);
-                self.early_count += 1;
-                if steps_back || self.repairs_singly && self.early_count >= EARLY_PER_NAK {
-                    self.nak_given = false;
-                    self.early_count = 0;
-                }
-                self.early = Some(psn);
-                self.held
-                    .keep(packet, self.expected, self.hold_bytes, host.hold_budget());
-                self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
-            }
-        }
-    }
-
-    /// What has waited for the packet that was just executed.
-    fn execute_held(&mut self, link: &Link, host: &mut impl Host, counters: &mut Counters) {
-        while let Some(released) = self.held.release(self.expected) {
-            self.released = true;
-            if let Err(refusal) = self.execute(&released.packet(), link, host, counters) {
-                return self.refuse(refusal, host, counters);
-            }
-        }
-        if !self.held.is_empty() {
-            self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
+            1.. => self.handle_early(now, packet, link, host, counters),
         }
     }
 
     /// The checks of IBA §9.7.4.1 in their order, then the operation.
-    fn execute(
+    pub(super) fn execute(
         &mut self,
         packet: &Packet<'_>,
         link: &Link,
@@ -321,6 +303,7 @@ impl Responder {
         let code = match refusal {
             Refusal::ReceiverNotReady => {
                 counters.sent_rnr_nak += 1;
+                self.begins_again = true;
                 return self.give_nak(Syndrome::RnrNak {
                     timer: self.min_rnr_timer,
                 });
@@ -344,17 +327,6 @@ impl Responder {
                 Event::InvalidRequest
             }
         });
-    }
-
-    /// Asks for the expected packet (again), once.
-    fn give_nak(&mut self, syndrome: Syndrome) {
-        if !self.nak_given {
-            self.nak_given = true;
-            self.nak = Some(PendingNak {
-                psn: self.expected,
-                syndrome,
-            });
-        }
     }
 }
 
