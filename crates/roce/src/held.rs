@@ -14,8 +14,12 @@
 //! - *It follows*: it came after the one before it in this list (or after what was executed), as the next packet or with
 //!   one missing in between. A forged one follows only if its PSN is that exact one. What does not follow is kept, too,
 //!   and waits until the partner has sent it again: what is behind it then is the partner's, because it follows.
-//! - *It was passed*: a packet that follows it came after it. In a connection in which nothing is missing, the next packet
-//!   after a forged one is the partner's own before it.
+//! - *It was passed*: a packet that follows it came after it. That is enough for answers, whose PSNs are bounded by what
+//!   was asked for.
+//! - *It was seen*: so for requests. A row of forged ones passes itself. But the partner has no reason to stop where the
+//!   row begins. So once what was missing has come, the partner must send something more: a packet that is here already,
+//!   the same again, which shows that its sequence goes up to there; or one that follows what is here, which shows that
+//!   its sequence went through that. A row of forged packets is not the same as what the partner sends at its place.
 //! - Another packet of the same PSN came that is not the same: one of the two is forged. Both are dropped, and all that
 //!   waits, since the forger may have sent more of it. The connection goes on as if they had been lost.
 //!
@@ -71,8 +75,11 @@ struct HeldPacket {
     end: Psn,
     /// When it came.
     at: Time,
+    /// How many had come before it.
+    order: u64,
     follows: bool,
     passed: bool,
+    seen: bool,
 }
 
 impl HeldPacket {
@@ -110,6 +117,10 @@ pub(crate) struct Held {
     budget: Option<HoldBudget>,
     /// No packet is older.
     since: Time,
+    /// How many have come since it was empty.
+    came: u64,
+    /// How many of them had come when the latest packet was executed that had been missing.
+    came_before: u64,
 }
 
 impl Drop for Held {
@@ -156,6 +167,21 @@ pub(crate) struct Early<'a, 'b> {
     pub now: Time,
 }
 
+/// What a request shows of those that wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    Nothing,
+    /// It is one of them: the partner's sequence goes up to there.
+    Again,
+    /// It follows one of them: the partner's sequence went through there.
+    Past,
+}
+
+/// Is this PSN where a sequence goes on whose end is known?
+fn follows(psn: Psn, end: Psn) -> bool {
+    (0..=MOST_MISSING as i32).contains(&psn.distance_from(end))
+}
+
 /// The earliest packet that waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct First {
@@ -165,8 +191,6 @@ pub(crate) struct First {
     pub follows: bool,
     /// Has another one come that follows it?
     pub passed: bool,
-    /// Does it end a message?
-    pub ends: bool,
 }
 
 impl Held {
@@ -199,7 +223,7 @@ impl Held {
             before => before,
         };
         let end = before.as_ref().map_or(expected, |held| held.end);
-        let follows = (0..=MOST_MISSING as i32).contains(&psn.distance_from(end));
+        let follows = follows(psn, end);
         if let Some(before) = before.filter(|_| follows) {
             if before.passed {
                 // Late: what follows the one before it has come.
@@ -227,9 +251,12 @@ impl Held {
             payload: packet.payload.into(),
             end: psn.add(early.span),
             at: early.now,
+            order: self.came,
             follows,
             passed: false,
+            seen: false,
         };
+        self.came += 1;
         self.packets.insert(at, held);
         self.bytes += bytes;
         Keeping::Kept
@@ -272,15 +299,46 @@ impl Held {
         Some(held)
     }
 
-    /// Takes the packet with this PSN, if it is the partner's own; those before it are not needed any more.
-    pub fn release(&mut self, expected: Psn) -> Option<Released> {
+    /// Takes the answer with this PSN, if it follows and was passed; those before it are not needed any more.
+    pub fn release_passed(&mut self, expected: Psn) -> Option<Released> {
         self.at(expected).filter(|held| held.follows && held.passed)?;
         self.take_first().map(Released)
+    }
+
+    /// Takes the request with this PSN, if it follows and was seen; those before it are not needed any more.
+    pub fn release_seen(&mut self, expected: Psn) -> Option<Released> {
+        self.at(expected).filter(|held| held.follows && held.seen)?;
+        self.take_first().map(Released)
+    }
+
+    /// A request has come while nothing is missing before what waits. Says what it shows of that.
+    pub fn see(&mut self, packet: &Packet<'_>, expected: Psn) -> Sight {
+        if self.at(expected).is_none_or(|first| !first.follows) {
+            return Sight::Nothing;
+        }
+        let psn = packet.bth.psn;
+        let distance = psn.offset_from(expected);
+        let at = self
+            .packets
+            .partition_point(|held| held.psn().offset_from(expected) > distance);
+        let Some(held) = self.packets.get(at).filter(|held| held.order < self.came_before) else {
+            return Sight::Nothing;
+        };
+        let sight = match held.psn() == psn {
+            true if held.is_same(packet) => Sight::Again,
+            false if follows(psn, held.end) => Sight::Past,
+            _ => return Sight::Nothing,
+        };
+        for held in &mut self.packets[at..] {
+            held.seen = true;
+        }
+        sight
     }
 
     /// A packet of the partner with the PSN that is expected is about to be executed. Says whether another one waited:
     /// then a forger is at work, and all is dropped.
     pub fn settle(&mut self, packet: &Packet<'_>) -> bool {
+        self.came_before = self.came;
         let Some(held) = self.at(packet.bth.psn) else {
             return false;
         };
@@ -303,7 +361,7 @@ impl Held {
         let Some(held) = self.at(expected).filter(|held| held.follows && before) else {
             return false;
         };
-        held.passed |= (0..=MOST_MISSING as i32).contains(&psn.distance_from(held.end));
+        held.passed |= follows(psn, held.end);
         held.passed
     }
 
@@ -321,7 +379,6 @@ impl Held {
             end: held.end,
             follows: held.follows,
             passed: held.passed,
-            ends: held.head.info.ends,
         })
     }
 
@@ -384,7 +441,7 @@ mod tests {
     fn released(held: &mut Held, expected: u32) -> Vec<u32> {
         let mut expected = Psn::new(expected);
         let mut all = Vec::new();
-        while let Some(released) = held.release(expected) {
+        while let Some(released) = held.release_passed(expected) {
             all.push(released.packet().bth.psn.get());
             expected = expected.next();
         }
@@ -406,6 +463,80 @@ mod tests {
         assert!(held.pass(Psn::new(17), Psn::new(15)));
         assert_eq!(released(&mut held, 15), [15]);
         assert!(held.is_empty() && held.deadline().is_none());
+    }
+
+    fn see(held: &mut Held, psn: u32, content: u8, expected: u32) -> Sight {
+        let bytes = bytes(psn, content);
+        held.see(&Packet::parse(&bytes).unwrap(), Psn::new(expected))
+    }
+
+    fn settle(held: &mut Held, psn: u32) -> bool {
+        let bytes = bytes(psn, 1);
+        held.settle(&Packet::parse(&bytes).unwrap())
+    }
+
+    fn seen(held: &mut Held, mut expected: u32) -> u32 {
+        while held.release_seen(Psn::new(expected)).is_some() {
+            expected += 1;
+        }
+        expected
+    }
+
+    #[test]
+    fn a_request_is_released_when_the_partner_has_been_seen_past_it() {
+        for (psn, sight, end) in [
+            (13, Sight::Again, 14),
+            (14, Sight::Again, 15),
+            (15, Sight::Past, 15),
+            (16, Sight::Past, 15),
+            (17, Sight::Nothing, 11),
+        ] {
+            let mut held = Held::default();
+            keep(&mut held, &[11, 12, 13, 14], 10);
+            assert_eq!(see(&mut held, 14, 1, 10), Sight::Nothing, "10 is missing");
+            assert!(!settle(&mut held, 10));
+            assert_eq!(seen(&mut held, 11), 11);
+            assert_eq!(see(&mut held, psn, 1, 11), sight);
+            assert_eq!(seen(&mut held, 11), end);
+        }
+    }
+
+    #[test]
+    fn a_row_behind_what_came_is_not_released_with_it_and_does_not_show_itself() {
+        let mut held = Held::default();
+        keep(&mut held, &[11, 12], 10);
+        let forged = |held: &mut Held, psns: std::ops::Range<u32>| {
+            for psn in psns {
+                assert_eq!(keep_at(held, psn, 2, 10, 0), Keeping::Kept);
+            }
+        };
+        forged(&mut held, 13..17);
+        settle(&mut held, 10);
+        forged(&mut held, 17..19);
+        assert_eq!(
+            see(&mut held, 18, 2, 11),
+            Sight::Nothing,
+            "it came after what was missing"
+        );
+        assert_eq!(see(&mut held, 13, 1, 11), Sight::Nothing);
+        assert_eq!(see(&mut held, 12, 1, 11), Sight::Again);
+        assert_eq!(seen(&mut held, 11), 13);
+        assert!(settle(&mut held, 13), "the partner's own is not the same");
+        assert!(held.is_empty());
+    }
+
+    #[test]
+    fn what_is_behind_another_gap_was_seen_with_the_rest() {
+        let mut held = Held::default();
+        keep(&mut held, &[11, 13, 20, 21], 10);
+        settle(&mut held, 10);
+        assert_eq!(see(&mut held, 21, 1, 11), Sight::Again);
+        assert_eq!(seen(&mut held, 11), 12);
+        settle(&mut held, 12);
+        assert_eq!(seen(&mut held, 13), 14);
+        assert_eq!(seen(&mut held, 20), 20, "it does not follow");
+        settle(&mut held, 20);
+        assert_eq!(seen(&mut held, 21), 22);
     }
 
     #[test]

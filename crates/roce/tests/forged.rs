@@ -125,7 +125,7 @@ fn one_packet_ahead_is_never_executed() {
 #[test]
 fn a_row_of_packets_ahead_is_never_executed() {
     const MESSAGES: u64 = 3000;
-    for ahead in [2, 3, 7, 64, 1000] {
+    for ahead in [1, 2, 3, 7, 64, 1000] {
         for row in [2, 8, 100] {
             let mut pair = sends(MESSAGES, Setup::default());
             for psn in ahead..ahead + row {
@@ -138,6 +138,45 @@ fn a_row_of_packets_ahead_is_never_executed() {
             assert!(b.early_conflicts > 0, "{row} from {ahead} ahead: {b:?}");
         }
     }
+}
+
+/// One packet is lost, and the partner has sent all that it may when the row comes: what comes next is what was lost.
+#[test]
+fn a_row_is_not_executed_wherever_it_begins_while_a_packet_is_missing() {
+    const MESSAGES: u64 = 60;
+    const LOST: u32 = FIRST_PSN + 5;
+    const WINDOW: u32 = 16;
+    let mut conflicts = 0;
+    for row in [2, 4, 16] {
+        for ahead in 1..=WINDOW + 4 {
+            for steps in 0..30 {
+                let mut setup = Setup::default();
+                setup.config.window_packets = WINDOW;
+                let mut pair = sends(MESSAGES, setup);
+                let mut lost = false;
+                pair.link.filter = Some(Box::new(move |to, packet| {
+                    to != Side::B || packet.bth.psn.get() != LOST || std::mem::replace(&mut lost, true)
+                }));
+                for _ in 0..steps {
+                    pair.step();
+                }
+                let first = expected(&mut pair) + ahead;
+                for psn in first..first + row {
+                    let bytes = forged(Side::B, Opcode::RC_SEND_ONLY, psn, LEN as usize);
+                    inject(&mut pair, Side::B, &bytes);
+                }
+                pair.run();
+                let slots = pair.b.host.bytes(2);
+                assert!(
+                    slots.iter().all(|byte| *byte == 0x11),
+                    "{row} packets from {ahead} ahead after {steps} steps"
+                );
+                assert_genuine(&mut pair, MESSAGES);
+                conflicts += pair.b.qp.counters().early_conflicts;
+            }
+        }
+    }
+    assert!(conflicts > 100, "{conflicts}");
 }
 
 #[test]

@@ -98,7 +98,8 @@ impl Requester {
     fn note_progress(&mut self, now: Time) {
         self.restore_retries();
         let probed = std::mem::take(&mut self.probing);
-        if probed && self.repair.ends_at(self.ack) && self.ack != self.high && !self.is_data_missing() {
+        let is_alone = self.repair.ends_at(self.ack) && !self.repair.shows();
+        if probed && is_alone && self.ack != self.high && !self.is_data_missing() {
             // The packet that asked was the missing one, and nothing behind it has arrived.
             self.cut_window();
             self.go_back();
@@ -215,7 +216,7 @@ impl Requester {
             if self.acknowledged_early.is_some() {
                 self.held.pass_first(self.ack);
             }
-            while let Some(released) = self.held.release(self.ack) {
+            while let Some(released) = self.held.release_passed(self.ack) {
                 let at = self.ack;
                 self.use_data(&released.packet(), link, host, counters);
                 if self.ack == at {

@@ -111,6 +111,7 @@ impl Requester {
         if self.recovering.is_some() && !self.is_about_retry(now) {
             return;
         }
+        self.repair.refuse(self.ack);
         if self.repair.packets() < self.next.offset_from(self.ack) {
             self.cut_window();
             self.repair(now);
@@ -126,9 +127,10 @@ impl Requester {
         if self.is_data_missing() {
             self.repair.begin_exact(self.ack, self.missing_data());
         } else if self.probing {
-            self.repair.begin(self.ack, 1);
+            self.repair.begin(self.ack, 1, self.high);
         } else {
-            self.repair.begin(self.ack, self.next.offset_from(self.ack));
+            self.repair
+                .begin(self.ack, self.next.offset_from(self.ack), self.high);
         }
         self.timed = None;
         self.arm_retry(now);

@@ -32,10 +32,7 @@ impl Requester {
             match self.send_again(psn, last, host, outlet) {
                 Ok((packets, bytes)) => {
                     self.repair.note_sent(packets);
-                    outlet.budget -= 1;
-                    outlet.counters.sent_requests += 1;
-                    outlet.counters.sent_request_bytes += bytes as u64;
-                    outlet.counters.retransmitted_requests += 1;
+                    self.count_sent_again(bytes, outlet);
                 }
                 Err(SendError::Full) => return Transmit::Full,
                 Err(SendError::Access) => {
@@ -45,12 +42,60 @@ impl Requester {
                 }
             }
         }
-        if !self.has_more && self.is_room_too_small() {
+        let sent = self.next;
+        let mut outcome = Transmit::Idle;
+        if self.has_more || !self.is_room_too_small() {
+            outcome = self.fill_window(now, may_start, host, outlet);
+            self.has_more = outcome != Transmit::Idle;
+        }
+        if self.repair.owes() {
+            if self.next != sent {
+                self.repair.note_shown();
+            } else if outcome == Transmit::Idle {
+                return self.send_latest_again(host, outlet);
+            }
+        }
+        outcome
+    }
+
+    /// Behind a repair, if nothing new can be sent: the latest packet again. A READ is not asked for again only to see how
+    /// things are, since it may have been executed.
+    fn send_latest_again(&mut self, host: &mut impl Host, outlet: &mut Outlet<'_>) -> Transmit {
+        let latest = self.high.sub(1);
+        let wqe = self.owner(latest);
+        let psn = if wqe.is_read() {
+            wqe.piece_of(latest)
+        } else {
+            latest
+        };
+        let is_begun = psn.offset_from(self.ack) >= self.high.offset_from(self.ack);
+        if is_begun || self.probing && wqe.is_read_or_atomic() {
+            self.repair.show_nothing();
             return Transmit::Idle;
         }
-        let outcome = self.fill_window(now, may_start, host, outlet);
-        self.has_more = outcome != Transmit::Idle;
-        outcome
+        if outlet.budget == 0 {
+            return Transmit::More;
+        }
+        match self.send_again(psn, true, host, outlet) {
+            Ok((_, bytes)) => {
+                self.repair.note_shown();
+                self.count_sent_again(bytes, outlet);
+                Transmit::Idle
+            }
+            Err(SendError::Full) => Transmit::Full,
+            Err(SendError::Access) => {
+                self.repair.cancel();
+                self.fail(WcStatus::LocProtErr);
+                Transmit::Idle
+            }
+        }
+    }
+
+    fn count_sent_again(&self, bytes: usize, outlet: &mut Outlet<'_>) {
+        outlet.budget -= 1;
+        outlet.counters.sent_requests += 1;
+        outlet.counters.sent_request_bytes += bytes as u64;
+        outlet.counters.retransmitted_requests += 1;
     }
 
     /// Sends what was not sent yet, until the window, the budget or the batch is full.
@@ -151,11 +196,7 @@ impl Requester {
         host: &mut impl Host,
         outlet: &mut Outlet<'_>,
     ) -> Result<(u32, usize), SendError> {
-        let owner = self
-            .queue
-            .iter()
-            .find(|wqe| psn.offset_from(wqe.first) < wqe.packets);
-        let wqe = owner.expect("what is under way belongs to a request");
+        let wqe = self.owner(psn);
         let (packets, sent) = match wqe.request.operation {
             Operation::Read { remote_addr, rkey } => {
                 let packets = self.repair.data_packets(psn, wqe.rest_of_piece(psn));
@@ -169,6 +210,15 @@ impl Requester {
             _ => (1, send_data(wqe, psn, ack_request, host, outlet)),
         };
         sent.map(|bytes| (packets, bytes))
+    }
+
+    /// The request that a packet belongs to that is under way.
+    fn owner(&self, psn: Psn) -> &Wqe {
+        let owner = self
+            .queue
+            .iter()
+            .find(|wqe| psn.offset_from(wqe.first) < wqe.packets);
+        owner.expect("what is under way belongs to a request")
     }
 
     /// Takes a request off the ring; says whether there was one.

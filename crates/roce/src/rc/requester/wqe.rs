@@ -119,6 +119,11 @@ impl Wqe {
         (self.read_piece - offset % self.read_piece).min(self.packets - offset)
     }
 
+    /// The first PSN of the piece of a READ that this one lies in.
+    pub fn piece_of(&self, psn: Psn) -> Psn {
+        psn.sub(psn.offset_from(self.first) % self.read_piece)
+    }
+
     /// Where in the message the packet with this PSN starts, and how long its payload is.
     pub fn span(&self, psn: Psn, mtu: Mtu) -> (u32, u32) {
         let offset = psn.offset_from(self.first) * mtu.bytes();

@@ -4,9 +4,12 @@
 //! gap comes, and while the gap is filled and several packets behind it are held ([`crate::held`]) after 1, 3, 7 … packets,
 //! which are the repairs of a partner of our kind. So a packet that is held far ahead of a connection in which nothing is
 //! missing costs one NAK, and a row of them a few, and not one for each packet that the partner sends.
+//!
+//! Once the gap is filled, what is behind it waits for the next packet: a partner of our kind sends its latest one again
+//! behind each repair, or new ones. Others begin again at the gap, and each packet of theirs is executed as it comes.
 
 use super::{PendingNak, Responder};
-use crate::held::{Early, Keeping};
+use crate::held::{Early, Keeping, Sight};
 use crate::link::Link;
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Kind;
@@ -26,11 +29,15 @@ impl Responder {
         counters: &mut Counters,
     ) {
         let psn = packet.bth.psn;
-        if !self.held.is_empty() && self.held.pass(psn, self.expected) {
-            // What is expected waited for nothing but this: that the partner has gone on behind it.
+        let sight = match self.held.is_empty() {
+            true => Sight::Nothing,
+            false => self.held.see(packet, self.expected),
+        };
+        if sight != Sight::Nothing {
+            // What is expected waited for nothing but this.
             self.forget_gap();
             self.execute_held(true, link, host, counters);
-            if !self.ending {
+            if sight == Sight::Past && !self.ending {
                 self.take(now, packet, link, host, counters);
             }
             return;
@@ -87,8 +94,8 @@ impl Responder {
         }
     }
 
-    /// What has waited for the packet that was just executed. The partner is told of what is missing then, if it does not
-    /// send that anyway.
+    /// What has waited, and in which the partner was seen. The partner is told of what is missing then, if it does not send
+    /// that anyway.
     pub(super) fn execute_held(
         &mut self,
         tell: bool,
@@ -97,7 +104,7 @@ impl Responder {
         counters: &mut Counters,
     ) {
         self.filled += 1;
-        while let Some(released) = self.held.release(self.expected) {
+        while let Some(released) = self.held.release_seen(self.expected) {
             self.released = true;
             self.filled = 0;
             if let Err(refusal) = self.execute(&released.packet(), link, host, counters) {
@@ -105,16 +112,11 @@ impl Responder {
             }
         }
         let Some(first) = self.held.first() else { return };
-        // The last packet before the partner stopped has nothing behind it. If it ends a message there may be nothing more to
-        // come; else the rest of the message does.
-        let is_last = first.psn == self.expected && first.follows;
+        // Nothing is missing before it: what the partner sends next shows whether it is the partner's.
+        let waits = first.psn == self.expected && first.follows;
         // One packet alone, behind more than one that is missing, may be forged: it is told of once, when it comes.
         let is_gap = first.follows || first.passed;
-        let is_due = match is_last {
-            true => first.ends,
-            false => is_gap && (self.filled + 1).is_power_of_two(),
-        };
-        if is_due && tell {
+        if tell && !waits && is_gap && (self.filled + 1).is_power_of_two() {
             self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
         }
     }
