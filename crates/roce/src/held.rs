@@ -14,8 +14,7 @@
 //! - *It follows*: it came after the one before it in this list (or after what was executed), as the next packet or with
 //!   one missing in between. A forged one follows only if its PSN is that exact one. What does not follow is kept, too,
 //!   and waits until the partner has sent it again: what is behind it then is the partner's, because it follows.
-//! - *It was passed*: a packet that follows it came after it. That is enough for answers, whose PSNs are bounded by what
-//!   was asked for.
+//! - *It was passed*: a packet that follows it came after it. So for answers, whose PSNs are bounded by what was asked for.
 //! - *It was seen*: so for requests. A row of forged ones passes itself. But the partner has no reason to stop where the
 //!   row begins. So once what was missing has come, the partner must send something more: a packet that is here already,
 //!   the same again, which shows that its sequence goes up to there; or one that follows what is here, which shows that
