@@ -328,6 +328,10 @@ impl Held {
             false if follows(psn, held.end) => Sight::Past,
             _ => return Sight::Nothing,
         };
+        // Behind a hole the partner may have begun again, and what it sent before in the place of these is not here any more.
+        if self.packets[at..].iter().any(|held| !held.follows) {
+            return Sight::Nothing;
+        }
         for held in &mut self.packets[at..] {
             held.seen = true;
         }
@@ -525,16 +529,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_another_gap_was_seen_with_the_rest() {
+    fn what_is_behind_one_more_that_is_missing_was_seen_with_the_rest_and_what_is_behind_a_hole_was_not() {
         let mut held = Held::default();
         keep(&mut held, &[11, 13, 20, 21], 10);
         settle(&mut held, 10);
-        assert_eq!(see(&mut held, 21, 1, 11), Sight::Again);
+        assert_eq!(see(&mut held, 21, 1, 11), Sight::Nothing);
+        assert_eq!(see(&mut held, 13, 1, 11), Sight::Again);
         assert_eq!(seen(&mut held, 11), 12);
         settle(&mut held, 12);
         assert_eq!(seen(&mut held, 13), 14);
         assert_eq!(seen(&mut held, 20), 20, "it does not follow");
         settle(&mut held, 20);
+        assert_eq!(seen(&mut held, 21), 21);
+        assert_eq!(see(&mut held, 22, 1, 21), Sight::Past);
         assert_eq!(seen(&mut held, 21), 22);
     }
 
