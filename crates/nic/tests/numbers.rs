@@ -330,6 +330,8 @@ fn nobody_has_more_by_asking() {
     let a = Server::start_with([127, 7, 77, 1], |config| {
         let limits = &mut config.limits;
         (limits.max_qp, limits.max_mr, limits.max_mw) = (50, 30, 20);
+        // One tenant may have all.
+        (limits.tenants.share_percent, limits.tenants.reserve_percent) = (100, 0);
     });
     let program = Program::connect(&a.socket(), "greedy");
     let queue = program.cq(16);
