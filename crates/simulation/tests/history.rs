@@ -9,7 +9,7 @@ use verbatim_simulation::seeds::{self, End};
 const SEEDS_FOR_A_QUIRK: u64 = 20_000;
 
 /// A few seconds of walks. `make sim` walks further.
-const SEEDS: u64 = 60_000;
+const SEEDS: u64 = 40_000;
 
 #[test]
 fn every_fault_is_found_when_it_is_put_back() {

@@ -353,16 +353,20 @@ fn tell_of_ended(world: &mut World, number: u8, all: &[Option<Read>; 2 * MOVES])
     }
 }
 
-/// A destination that is asking has no place of its own any more.
+/// A destination that is asking has no place of its own any more: what was here is removed before the name is free.
 pub(super) fn let_go_of_the_name(world: &mut World, number: u8, part: usize) {
-    let Some(agent) = &mut world.host_mut(number).agent else {
+    let host = world.host_mut(number);
+    let Some(agent) = &mut host.agent else { return };
+    let (session, _) = named(part);
+    let Some(asking) = agent.parts[part].as_mut().filter(|part| {
+        matches!(part.machine, Machine::Destination(machine) if machine.state() == destination::State::Asking)
+    }) else {
         return;
     };
-    let (session, _) = named(part);
-    let is_asking = agent.parts[part].as_ref().is_some_and(|part| {
-        matches!(part.machine, Machine::Destination(machine) if machine.state() == destination::State::Asking)
-    });
-    if is_asking && agent.reserved == Some(session) {
+    if std::mem::replace(&mut asking.touches, Touches::NOTHING).undo {
+        (host.arriving, host.tasks, host.marker) = (None, None, None);
+    }
+    if agent.reserved == Some(session) {
         agent.reserved = None;
     }
 }

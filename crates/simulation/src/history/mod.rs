@@ -8,6 +8,7 @@ pub mod check;
 mod faults;
 mod host;
 mod journal;
+mod known;
 mod session;
 
 use std::fmt;
@@ -20,7 +21,6 @@ use verbatim_session::decision::{Mark, Outcome};
 use verbatim_session::fill::Fill;
 use verbatim_session::recovery::{Brought, Record, Touches};
 
-use crate::explore::Plain;
 use crate::simulated::{self, Simulated, What};
 
 pub use check::Violation;
@@ -265,7 +265,7 @@ impl Simulated for World {
     type Who = Who;
     type Quirk = Quirk;
     type Violation = Violation;
-    type Known = Plain<Self>;
+    type Known = known::Worlds;
 
     const FAULTS_WITHIN: u64 = 110;
     const HEALED_AFTER: usize = 220;

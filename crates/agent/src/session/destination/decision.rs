@@ -14,6 +14,7 @@ use verbatim_session::decision::destination::{Action, Event, NoMarker, State, Th
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Mark, Outcome, Timer, Written};
 use verbatim_session::fill::Noted;
 use verbatim_session::record::What;
+use verbatim_session::recovery::Touches;
 
 use super::Destination;
 use super::post_copy::Lacking;
@@ -71,7 +72,7 @@ impl Destination {
                         events.push_back(Event::Undone);
                     }
                     Action::Drive => self.drive(),
-                    Action::Ask => self.ask(),
+                    Action::Ask => self.ask().await,
                     Action::After(timer) => self.after(timer),
                 }
             }
@@ -423,8 +424,13 @@ impl Destination {
         });
     }
 
-    /// Asks the other hosts what was decided. The name is free meanwhile: nothing that is here is this session's.
-    fn ask(&mut self) {
+    /// Asks the other hosts what was decided. The name is free meanwhile, so that another session may bring the instance here: what this one
+    /// had here is removed before, and from then on nothing is its own.
+    async fn ask(&mut self) {
+        if self.touches.is_some_and(|touches| touches.undo) {
+            self.undo().await;
+        }
+        self.touches = Some(Touches::NOTHING);
         self._reservation = None;
         let (agent, session) = (Arc::clone(&self.agent), self.session);
         tokio::spawn(asked(agent, session));
