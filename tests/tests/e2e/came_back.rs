@@ -67,28 +67,31 @@ fn an_agent_that_starts_lets_it_run(lab: &TestLab) -> anyhow::Result<()> {
     })?;
     client.moves("src")?;
     counts_on(&client)?;
+    let goes_on = sessions(lab)?.into_iter().any(|session| {
+        (session.id.as_str(), session.host.as_str()) == (&first.id, "src") && session.state == "finishing"
+    });
+    ensure!(goes_on, "the first session is over, and nothing is shown");
     let pid = client.row()?.pid;
 
     // The next agent there finds the first session, and an instance that is not its.
     lab.lab().kill("src", "agent")?;
     lab.lab().start("src", "agent")?;
-    eventually("the end of the first session at src", LIMIT, || {
-        let all = sessions(lab)?;
-        let mut first = all
-            .iter()
-            .filter(|session| session.id == first.id && session.host == "src");
-        Ok(first.any(|session| session.state == "committed").then_some(()))
-    })?;
-    let row = eventually("an instance that is taken over", LIMIT, || {
+    let is_the_same = || {
         let row = client.row()?;
-        Ok((row.state == "running").then_some(row))
+        let is_here =
+            row.host == "src" && row.pid == pid && ["running", "recovering"].contains(&row.state.as_str());
+        ensure!(
+            is_here,
+            "{} on {}: {:?}, was {pid:?}",
+            row.state,
+            row.host,
+            row.pid
+        );
+        anyhow::Ok(row.state == "running")
+    };
+    eventually("an instance that is taken over", LIMIT, || {
+        Ok(is_the_same()?.then_some(()))
     })?;
-    ensure!(
-        row.host == "src" && row.pid == pid,
-        "{}: {:?}, was {pid:?}",
-        row.host,
-        row.pid
-    );
     counts_on(&client)?;
 
     // The partner hears what it has missed.
@@ -99,5 +102,6 @@ fn an_agent_that_starts_lets_it_run(lab: &TestLab) -> anyhow::Result<()> {
         Ok(all.iter().all(|session| over(&session.state)).then_some(()))
     })
     .with_context(|| format!("{:?}", sessions(lab)))?;
+    ensure!(is_the_same()?, "it is taken over");
     counts_on(&client)
 }

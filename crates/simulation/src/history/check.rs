@@ -129,5 +129,17 @@ fn all_is_in_order(world: &World, copies: usize) -> bool {
             !waits || !is_known
         })
     });
-    told && whole && (world.forced || one && runs)
+    // Nobody is left to tell a partner whose source has lost every record.
+    let switched = world.moves[..usize::from(world.begun)]
+        .iter()
+        .zip(0..)
+        .all(|(one, session)| {
+            let source = index(session, Role::Source);
+            let is_known = world.hosts[usize::from(one.from)]
+                .journal
+                .standing(source)
+                .is_some();
+            one.is_switched || one.said != Some(Outcome::Committed) || !is_known
+        });
+    told && whole && (world.forced || one && runs && switched)
 }

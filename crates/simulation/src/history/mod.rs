@@ -51,6 +51,8 @@ pub enum Quirk {
     Guesses,
     /// The volume daemon is told of sessions that have ended before some are closed.
     VolumesFirst,
+    /// An agent that starts leaves to the destination what its session has left to do elsewhere.
+    LeavesThePartner,
 }
 
 /// The quirks of a world.

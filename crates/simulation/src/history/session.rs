@@ -8,7 +8,7 @@ use verbatim_session::fill::{Fill, Noted};
 use verbatim_session::recovery::{Brought, Record, Touches};
 
 use super::journal::{self, Says};
-use super::{Effect, Machine, Part, Steps, Tasks, World, host, index, named};
+use super::{Effect, Machine, Part, Quirk, Quirks, Steps, Tasks, World, host, index, named};
 
 /// A part is an agent's from now on.
 pub(super) fn insert(world: &mut World, host: u8, part: usize, machine: Machine, touches: Touches) {
@@ -198,12 +198,13 @@ pub(super) fn steps(steps: &mut Steps<'_>, host: u8, part: usize) {
             Effect::Undo => "undoes the session",
             Effect::Finish => "clears the old place",
         };
+        let quirks = steps.quirks;
         steps.then(what, |world| {
             if let Some(part) = part_mut(world, host, part) {
                 part.effects.remove(0);
             }
             match named(part).1 {
-                Role::Source => carry_out_source(world, host, part, effect),
+                Role::Source => carry_out_source(world, host, part, effect, quirks),
                 _ => carry_out_destination(world, host, part, effect),
             }
         });
@@ -214,7 +215,7 @@ pub(super) fn steps(steps: &mut Steps<'_>, host: u8, part: usize) {
     }
 }
 
-fn carry_out_source(world: &mut World, number: u8, part: usize, effect: Effect) {
+fn carry_out_source(world: &mut World, number: u8, part: usize, effect: Effect, quirks: Quirks) {
     use source::Event;
     let (session, _) = named(part);
     let Some(here) = world.part(number, part).cloned() else {
@@ -277,8 +278,7 @@ fn carry_out_source(world: &mut World, number: u8, part: usize, effect: Effect) 
                 }
             }
             tell_volumes(world, number, part);
-            match here.is_recovered {
-                // What is left to do elsewhere the destination does.
+            match here.is_recovered && quirks.has(Quirk::LeavesThePartner) {
                 true => Event::Finished,
                 false => Event::Cleared,
             }
@@ -470,8 +470,11 @@ fn destination_steps(steps: &mut Steps<'_>, host: u8, part: usize, here: &Part, 
         State::Preparing | State::Restored => {
             steps.may("loses sight of the source", event(Event::SourceLost));
         }
-        State::Running { .. } if here.effects.is_empty() && is_switched && (drives || source_lives) => {
-            steps.then("everything is done after the decision", event(Event::Finished));
+        // A source does not wait for a partner that is behind; a destination in its place does.
+        State::Running { .. }
+            if here.effects.is_empty() && (is_finishing(world, session) || drives && is_switched) =>
+        {
+            steps.then("its connections work", event(Event::Finished));
         }
         State::Asking => {
             let from = world.moves[usize::from(session)].from;
@@ -525,7 +528,7 @@ fn source_lives(world: &World, session: u8) -> bool {
 /// The source knows that it is committed, and does what is left.
 fn is_finishing(world: &World, session: u8) -> bool {
     source_of(world, session).is_some_and(|part| {
-        !part.is_recovered
+        part.effects.is_empty()
             && matches!(part.machine, Machine::Source(machine) if machine.state() == source::State::Finishing)
     })
 }

@@ -250,6 +250,8 @@ impl Destination {
             filling::watch(&self.agent, &instance, self.session, Giver::Host(Some(bringing)));
         }
         self.agent.instances.insert(Arc::clone(&instance));
+        // It may move on before this session is over: a partner may be away for long.
+        self._reservation = None;
         // A domain of libvirt's is attached here, too.
         if let Err(error) = attached::watch(&self.agent, &instance) {
             self.not_all_is_well(&error);

@@ -11,6 +11,7 @@ use verbatim_container::{CheckpointConfig, ContainerName, Dumped, Tasks};
 use verbatim_session::Role;
 use verbatim_session::decision::source::{Action, Event, Question, Source as Machine, State, Then};
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
+use verbatim_session::record::Standing;
 use verbatim_session::recovery::Touches;
 
 use super::touches;
@@ -27,6 +28,7 @@ use crate::proto::SessionId;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::behind;
 use crate::session::control::{Driven, Stage};
+use crate::session::driver::Driver;
 use crate::session::members::{self, Member, Members};
 use crate::session::source::volumes::{leave, take_back};
 use crate::session::volumes::settle;
@@ -148,6 +150,10 @@ impl Recovery {
                 Action::Tell => Event::Told,
                 Action::Finish => {
                     self.finish().await;
+                    if self.known.part.standing != Standing::Cleared {
+                        self.cleared().await;
+                    }
+                    self.drive().await;
                     Event::Finished
                 }
                 Action::Ask(question) => {
@@ -298,6 +304,7 @@ impl Recovery {
         let Some(found) = &self.found else {
             self.end_keeper();
             self.clear().await;
+            self.reservation = None;
             self.tell_others().await;
             return;
         };
@@ -386,7 +393,26 @@ impl Recovery {
         join_all(told).await;
     }
 
-    /// The instance is the destination's: the old place is cleared. What is left to do elsewhere the destination does.
+    /// Nothing of the instance is left here: that is written down, and then the name is free.
+    async fn cleared(&mut self) {
+        for action in self.machine.handle(Event::Cleared) {
+            if let Action::Write(mark) = action {
+                self.writer.write(mark).await;
+            }
+        }
+        self.reservation = None;
+        self._turn = None;
+    }
+
+    /// What is left to do elsewhere: the destination may have closed its part before its partners had theirs.
+    async fn drive(&self) {
+        let partners = self.known.told.partners.iter().map(|name| (name.clone(), None));
+        let destination = (self.destination.clone(), None);
+        let driver = Driver::new(&self.agent, self.known.session, destination, partners);
+        driver.finish().await;
+    }
+
+    /// The instance is the destination's: the old place is cleared.
     async fn finish(&mut self) {
         self.driven.control.committed();
         behind::over(&self.agent, self.known.session, Outcome::Committed);
@@ -431,7 +457,6 @@ impl Recovery {
         }
         let home = Arc::clone(&instance);
         let _ = tokio::task::spawn_blocking(move || home.home.remove()).await;
-        self.reservation = None;
     }
 
     /// What it has is this session's alone.
@@ -446,7 +471,7 @@ impl Recovery {
     }
 
     /// Its tasks are gone: what is left of its place is removed.
-    async fn clear(&mut self) {
+    async fn clear(&self) {
         let paths = Paths::new(&self.agent.config.runtime_dir, &self.name);
         if ContainerName::new(self.name.clone()).is_ok()
             && let Err(error) = recovery::clear(&self.agent, &self.name).await
@@ -454,6 +479,5 @@ impl Recovery {
             let folder = paths.folder.display();
             tracing::error!(%folder, error = format!("{error:#}"), "what is left of an instance is not removed");
         }
-        self.reservation = None;
     }
 }
