@@ -40,6 +40,9 @@ pub const TAP: &str = "tap0";
 /// What joins it and the instance's end.
 const BRIDGE_INSIDE: &str = "br0";
 
+/// What fails where a host lacks nft(8), or its kernel the filter.
+const FILTER: &str = "filter the link (`verbatim agent --no-address-filter` leaves that out)";
+
 /// The network of an instance, as its agent wants it.
 #[derive(Debug, Clone)]
 pub struct NetworkConfig {
@@ -193,7 +196,7 @@ impl Network {
             .map_err(step("make a pair of veth links"))?;
         let outside =
             index_of(&name).ok_or_else(|| step("find the link just made")(io::ErrorKind::NotFound.into()))?;
-        set_filter(config, &name).map_err(step("filter the link"))?;
+        set_filter(config, &name).map_err(step(FILTER))?;
         netlink
             .change(outside, Change::Master(bridge))
             .map_err(step("attach a link to the bridge"))?;
@@ -246,7 +249,14 @@ impl Network {
         let name = outside_name(path);
         let link = index_of(&name).ok_or_else(|| step("find the link")(io::ErrorKind::NotFound.into()))?;
         // The agent before this one may have been told otherwise, or be of a release that has no filter.
-        set_filter(config, &name).map_err(step("filter the link"))?;
+        if let Err(error) = set_filter(config, &name) {
+            // The instance runs, as it did before: an agent that lost it for that could neither move nor stop it.
+            let error = anyhow::Error::from(step(FILTER)(error));
+            tracing::error!(
+                error = format!("{error:#}"),
+                "an instance can send from addresses that are not its own"
+            );
+        }
         let inside = inside(&namespace, Inside::open).map_err(step("open sockets in the namespace"))?;
         let reports = Netlink::listen().map_err(step("open a netlink socket"))?;
         Ok(Self {
