@@ -33,7 +33,7 @@ use crate::faults::Hook;
 use crate::folder::{Folder, Noted, Place, Settings};
 use crate::peer::destination::Incoming;
 use crate::reserve::Reserve;
-use crate::store::Store;
+use crate::store::{Closed, Store};
 use crate::tls::Hosts;
 use crate::transport::{Rnic, Wanted};
 use crate::vhost_user;
@@ -126,6 +126,8 @@ struct State {
     noted: Option<Noted>,
     /// Its data, while they are open.
     store: Option<Arc<Store>>,
+    /// Set when its data were let go: tasks that still use them keep them claimed.
+    closing_data: Option<Closed>,
     /// The served volume.
     volume: Option<Arc<Volume>>,
     /// The closed volume, while it has requests at the disk.

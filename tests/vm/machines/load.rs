@@ -159,7 +159,7 @@ fn volume(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<Finis
 }
 
 fn work_and_move(lab: &TestLab, image: &Image, disk: &Disk, moves: u32) -> anyhow::Result<()> {
-    let append = format!("seconds={}", moves * EACH);
+    let append = format!("seconds={} loglevel=7", moves * EACH);
     let guest = match disk {
         Disk::File { path, .. } => {
             let drive = format!(

@@ -9,6 +9,7 @@ use verbatim_mirror::decision::{Role, Sidecar};
 use verbatim_mirror::opening::{Age, age};
 use verbatim_mirror::trust::{self, NotMoved, accepted, failed};
 
+use super::keeping::GLANCE;
 use super::orders::{known, serving};
 use super::{Daemon, Entry, State};
 use crate::folder::Noted;
@@ -68,9 +69,21 @@ impl State {
             return;
         }
         // The mark is on the disk; the sidecar in memory keeps it as well.
-        let is_suspect = self.store.take().is_some_and(|store| store.is_suspect());
+        let is_suspect = self.store.take().is_some_and(|store| {
+            self.closing_data = store.closed();
+            store.is_suspect()
+        });
         if let Some(sidecar) = self.sidecar.as_ref().filter(|_| is_suspect).and_then(failed) {
             self.sidecar = Some(sidecar);
+        }
+    }
+
+    /// Data that were let go are closed by the last task that uses them, maybe a moment later. Before that they cannot be claimed again.
+    fn until_let_go(&mut self) {
+        if let Some(closing) = &self.closing_data
+            && tokio::task::block_in_place(|| closing.within(GLANCE))
+        {
+            self.closing_data = None;
         }
     }
 
@@ -124,6 +137,7 @@ impl Daemon {
         length: u64,
         how: HowMade,
     ) -> anyhow::Result<Arc<Store>> {
+        state.until_let_go();
         let marker = self.marker(entry);
         // A mark may be left of an earlier volume of the same name.
         marker.clear().context("cannot write to its folder")?;
@@ -203,6 +217,7 @@ impl Daemon {
         if let Some(store) = &state.store {
             return Ok(store.clone());
         }
+        state.until_let_go();
         let path = entry.folder.data(&state.settings);
         let marker = self.marker(entry);
         if let Err(error) = marker.prepare() {

@@ -14,11 +14,15 @@ mod sys;
 pub mod trust;
 mod under_way;
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -72,12 +76,27 @@ pub struct Store {
     /// The file system can tell that a read would wait.
     reads_at_once: AtomicBool,
     quick: Quick,
+    closed: Mutex<Option<Closed>>,
+    /// The last field, since it is dropped when the file is closed and the claim has ended.
+    _open: Sender<Infallible>,
+}
+
+/// Tells when a store is closed.
+#[derive(Debug)]
+pub struct Closed(Receiver<Infallible>);
+
+impl Closed {
+    /// Whether its last user has closed it within the limit.
+    pub fn within(&self, limit: Duration) -> bool {
+        matches!(self.0.recv_timeout(limit), Err(RecvTimeoutError::Disconnected))
+    }
 }
 
 impl Store {
     fn new(file: File, is_fresh: bool, belief: Belief, marker: Option<Marker>) -> io::Result<Self> {
         let is_device = file.metadata()?.file_type().is_block_device();
         let system = rustix::fs::fstatfs(&file).map(|system| system.f_type as u64);
+        let (open, closed) = std::sync::mpsc::channel();
         Ok(Self {
             is_device,
             signed_at: AtomicU64::new(u64::MAX),
@@ -89,7 +108,14 @@ impl Store {
             direct: Direct::default(),
             reads_at_once: AtomicBool::new(true),
             quick: Quick::default(),
+            closed: Mutex::new(Some(Closed(closed))),
+            _open: open,
         })
+    }
+
+    /// For the one that closes it: tasks that still use it keep the data claimed for a moment. `None` from the second call on.
+    pub fn closed(&self) -> Option<Closed> {
+        self.closed.lock().expect("no panic under this lock").take()
     }
 
     /// Whether it is a block device.
