@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test filesystem-test volume-conformance faulty-test swap-test swap-bench
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test filesystem-test volume-conformance zdtm faulty-test swap-test swap-bench
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -145,6 +145,10 @@ filesystem-test: build ## ext4, XFS and PostgreSQL on a volume that moves each 2
 	@./setup.sh --filesystem
 	VERBATIM_FSX=/opt/verbatim/fsx/bin/fsx VERBATIM_FILESYSTEM_MINUTES=$(or $(MINUTES),120) VERBATIM_FILESYSTEM_SEED=$(or $(SEED),1) \
 		$(cargo) test --release --locked --workspace --test filesystem -- --ignored --nocapture --test-threads 1
+
+zdtm: build ## CRIU's own tests as instances that move: WORDS of names (docs/zdtm.md)
+	@./setup.sh --zdtm
+	/usr/bin/python3 tests/conformance/zdtm/run.py --program $(release)/verbatim --out out/zdtm $(WORDS)
 
 volume-conformance: build ## the tests of nbd, libnbd, nbdkit and QEMU with a volume as the server (docs/volume-conformance.md)
 	@./setup.sh --volume-suites

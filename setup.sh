@@ -34,7 +34,7 @@ declare -A newer_suites=([debian]="forky sid" [ubuntu]="questing resolute devel"
 
 usage() {
     cat <<'HELP'
-Usage: ./setup.sh [--vm] [--newer-qemu] [--libvirt] [--application] [--filesystem] [--volume-suites] [--check]
+Usage: ./setup.sh [--vm] [--newer-qemu] [--libvirt] [--application] [--filesystem] [--volume-suites] [--zdtm] [--check]
        ./setup.sh --path | --help
 
 Installs, where they are missing:
@@ -54,6 +54,7 @@ Installs, where they are missing:
               besides: XFS's programs, stress-ng, dbench, PostgreSQL and fsx, for `make filesystem-test`
   --volume-suites
               besides: the sources of nbd, libnbd, nbdkit and QEMU with their tests (40 MB to download), for `make volume-conformance`
+  --zdtm      besides: the source of CRIU with its own tests, which are built (2 MB to download), for `make zdtm`
   --check     change nothing, only say what is missing
   --path      change nothing, print PATH with a usable toolchain in it
   --help      this text
@@ -448,6 +449,8 @@ setup_toolchain() {
 . "$here/setup/qemu.sh"
 # shellcheck source=setup/volume_suites.sh
 . "$here/setup/volume_suites.sh"
+# shellcheck source=setup/zdtm.sh
+. "$here/setup/zdtm.sh"
 
 # ---- main ------------------------------------------------------------------------------------------------------------
 
@@ -456,6 +459,7 @@ with_vm=no
 with_newer_qemu=no
 with_filesystem=no
 with_volume_suites=no
+with_zdtm=no
 for option; do
     case $option in
         --check) check_only=yes ;;
@@ -465,6 +469,7 @@ for option; do
         --application) packages+=("${application_packages[@]}") ;;
         --filesystem) with_filesystem=yes packages+=("${filesystem_packages[@]}") ;;
         --volume-suites) with_volume_suites=yes packages+=("${volume_suite_packages[@]}") ;;
+        --zdtm) with_zdtm=yes packages+=("${zdtm_packages[@]}") ;;
         --path)
             rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"
             echo "$PATH" && exit 0
@@ -494,4 +499,5 @@ setup_toolchain
 [[ $with_newer_qemu == no ]] || setup_newer_qemu
 [[ $with_filesystem == no ]] || setup_fsx
 [[ $with_volume_suites == no ]] || setup_volume_suites
+[[ $with_zdtm == no ]] || setup_zdtm
 exit $missing_anything
