@@ -47,15 +47,17 @@ static pid_t by_fork_call(void)
 #endif
 
 /* What a child does: it sees what its parent had, changes it, and still has that after the RNIC has written to the parent's. */
-static int child(unsigned char had, int go_on)
+static int child(unsigned char had, const int ends[2])
 {
+	/* It ends with its parent. */
+	close(ends[1]);
 	for (size_t at = 0; at < BUFFER_BYTES; at += 4096)
 		if (s.buffer[0][at] != had || s.buffer[1][at] != had)
 			return 1;
 	memset(s.buffer[0], 0xee, BUFFER_BYTES);
 	memset(s.buffer[1], 0xee, BUFFER_BYTES);
 	char byte;
-	if (read(go_on, &byte, 1) != 1)
+	if (read(ends[0], &byte, 1) != 1)
 		return 2;
 	for (size_t at = 0; at < BUFFER_BYTES; at += 4096)
 		if (s.buffer[0][at] != 0xee || s.buffer[1][at] != 0xee)
@@ -69,7 +71,7 @@ static int pipe_ends[2];
 static int in_clone(void *nothing)
 {
 	(void)nothing;
-	_exit(child(now, pipe_ends[0]));
+	_exit(child(now, pipe_ends));
 }
 
 static pid_t by_clone_function(void)
@@ -87,7 +89,7 @@ static int status_of(const char *way, pid_t (*make)(void))
 	CHECK(!pipe(pipe_ends));
 	pid_t pid = make();
 	if (pid == 0)
-		_exit(child(now, pipe_ends[0]));
+		_exit(child(now, pipe_ends));
 	CHECK(pid > 0);
 	/* Until it waits or has ended. */
 	int status = 0;
