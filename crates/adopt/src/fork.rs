@@ -1,9 +1,11 @@
 //! `fork`: the child gets private copies of adopted pages, as it does of all private memory.
 //!
-//! Adopted pages are shared mappings, which the kernel shares with a child. So the child copies them before its `fork`
-//! returns, and the parent's thread waits for that before its own returns: what it writes afterwards is not in the
+//! Adopted pages are shared mappings, which a child would share. So the kernel is told to give them to none
+//! (`MADV_DONTFORK`): a child that is made without libc's `fork` (`_Fork`, `clone`, `clone3`) does not have them, as a child does
+//! not have registered memory after `ibv_fork_init` elsewhere. For the length of a `fork` it has: the child copies them before its
+//! `fork` returns, and the parent's thread waits for that before its own returns: what it writes afterwards is not in the
 //! copy. What *other* threads of the parent write while the child copies may be; a program with threads cannot rely on
-//! either. Ranges with `MADV_DONTFORK` (`ibv_fork_init`) are absent in the child and cost nothing.
+//! either. What the program itself gave `MADV_DONTFORK` before it was registered is absent in the child and costs nothing.
 //!
 //! Until it has its copies, whatever the child writes to these pages it writes to the parent's, and they may be heap
 //! pages. So the parent lists what is to be copied, and the child allocates nothing until it is done. What libc's own
@@ -12,16 +14,18 @@
 //! a child of a process with threads resets.
 //!
 //! The three functions are handlers for `pthread_atfork(3)`, registered as early as possible (the child runs them in
-//! the order of registration). `vfork` and `posix_spawn` do not call them and need none.
+//! the order of registration). `vfork` and `posix_spawn` do not call them and need none: such a child runs in its parent's memory.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::adopter::{Adopter, Locked};
-use crate::maps::{self, FileId};
-use crate::state::release::{Part, divide, places};
+use crate::maps::{self, FileId, Mapping};
+use crate::spans::Spans;
+use crate::state::release::{Part, Place, divide, places};
 use crate::sys::swap;
 use crate::threads;
 
@@ -35,6 +39,8 @@ struct InFork {
 struct Copy {
     file: OwnedFd,
     parts: Vec<Part>,
+    /// What children have for the length of this fork.
+    lent: Vec<Place>,
     done: OwnedFd,
     copying: OwnedFd,
 }
@@ -50,12 +56,19 @@ impl Adopter {
         locked.check_process();
         locked.look = None;
         let adopted = locked.spans.iter().next().is_some();
+        // Without descriptors to be had the child has no such memory, which shows, while what it shared would not.
         let copy = locked.file.as_ref().filter(|_| adopted).and_then(|file| {
             let opened = file.open().ok()?;
             let id = file.id(opened.as_fd()).ok()?;
             let (done, copying) = pipe_with(PipeFlags::CLOEXEC).ok()?;
+            let lent = inherited(id, &locked.spans);
+            let parts = parts(id, opened.as_fd(), &lent);
+            // What the kernel refuses, for lack of memory, the child makes from the file all the same.
+            lent.iter()
+                .for_each(|place| swap::inherit(place.addresses.clone(), true));
             Some(Copy {
-                parts: parts(id, opened.as_fd()),
+                parts,
+                lent,
                 file: opened,
                 done,
                 copying,
@@ -67,7 +80,12 @@ impl Adopter {
     /// After a fork, in the parent: waits until the child has its copies.
     pub fn after_fork_parent(&self) {
         let Some(in_fork) = take() else { return };
-        if let Some(Copy { done, copying, .. }) = in_fork.copy {
+        if let Some(Copy {
+            lent, done, copying, ..
+        }) = in_fork.copy
+        {
+            lent.iter()
+                .for_each(|place| swap::inherit(place.addresses.clone(), false));
             drop(copying);
             let _ = rustix::io::read(&done, &mut [0u8; 1]);
         }
@@ -98,35 +116,90 @@ impl Copy {
         {
             let copied = !off_limits
                 && swap::move_out(addresses.clone(), file, *offset, None, attributes, &mut data).is_ok();
-            if !copied {
-                // For lack of memory at the side, or our own stack. If this fails too, the child shares the page,
-                // which is the least bad of what is left.
-                let _ = swap::make_private(addresses.clone(), file, *offset, attributes);
+            // For lack of memory at the side, or our own stack. If this fails too, the child is without it.
+            if !copied && swap::make_private(addresses.clone(), file, *offset, attributes).is_err() {
+                swap::take_away(addresses.clone());
             }
         }
     }
 }
 
-/// Every mapping of the file that a child will have, in chunks.
-fn parts(id: FileId, file: BorrowedFd<'_>) -> Vec<Part> {
+/// Every mapping of the file that a child will have.
+fn inherited(id: FileId, spans: &Spans) -> Vec<Place> {
     let places = places(id, &(0..u64::MAX)).unwrap_or_default();
-    let all = places.iter().map(|place| place.addresses.start).min()
-        ..places.iter().map(|place| place.addresses.end).max();
+    places.iter().flat_map(|place| left_of(place, spans)).collect()
+}
+
+/// The same in chunks.
+fn parts(id: FileId, file: BorrowedFd<'_>, inherited: &[Place]) -> Vec<Part> {
+    let all = inherited.iter().map(|place| place.addresses.start).min()
+        ..inherited.iter().map(|place| place.addresses.end).max();
     let (Some(start), Some(end)) = (all.start, all.end) else {
         return Vec::new();
     };
     let mappings = maps::overlapping(&(start..end)).unwrap_or_default();
-    let shared: Vec<_> = mappings
+    let mut shared: Vec<_> = mappings
         .into_iter()
         .filter(|mapping| mapping.is_shared(id))
         .collect();
+    // Whether the program wants children to have it stands in the spans: the kernel was told by us.
+    shared.iter_mut().for_each(Mapping::forget_dont_fork);
     let off_limits = threads::off_limits(&shared, &(start..end));
-    let parts = places
+    let parts = inherited
         .iter()
         .flat_map(|place| divide(place, &shared, &off_limits, file));
-    parts.filter(|part| !part.attributes.dont_fork).collect()
+    parts.collect()
+}
+
+/// A place without what the program wants no child to have.
+fn left_of(place: &Place, spans: &Spans) -> Vec<Place> {
+    let mut left = Vec::new();
+    let (mut at, end) = (place.offset, place.offset + place.addresses.len() as u64);
+    let mut push = |offsets: Range<u64>| {
+        if !offsets.is_empty() {
+            let start = place.addresses.start + (offsets.start - place.offset) as usize;
+            left.push(Place {
+                addresses: start..start + (offsets.end - offsets.start) as usize,
+                offset: offsets.start,
+            });
+        }
+    };
+    for absent in spans.dont_fork(at..end) {
+        push(at..absent.start);
+        at = absent.end;
+    }
+    push(at..end);
+    left
 }
 
 fn take() -> Option<InFork> {
     IN_FORK.try_with(|slot| slot.take()).ok().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::swap::Attributes;
+
+    #[test]
+    fn what_no_child_is_to_have_is_cut_out() {
+        let mut spans = Spans::default();
+        let absent = Attributes {
+            dont_fork: true,
+            ..Attributes::PLAIN
+        };
+        for (start, attributes) in [(0, absent), (10, Attributes::PLAIN), (20, absent), (40, absent)] {
+            spans.insert(start..start + 10, 1000 + start, attributes);
+        }
+        let place = Place {
+            addresses: 1005..1045,
+            offset: 5,
+        };
+        let left: Vec<_> = left_of(&place, &spans)
+            .into_iter()
+            .map(|place| (place.addresses, place.offset))
+            .collect();
+        assert_eq!(left, [(1010..1020, 10), (1030..1040, 30)]);
+        assert_eq!(left_of(&place, &Spans::default()).len(), 1);
+    }
 }

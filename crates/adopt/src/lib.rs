@@ -35,9 +35,12 @@
 //! - What a program tells memory (`MADV_WIPEONFORK`, `MADV_DONTFORK`, a protection key, a name) between two registrations in
 //!   it that are less than 100 ms apart, without ending one in between, may be lost.
 //! - `MADV_DONTFORK`, `MADV_DONTDUMP` and hints about huge pages that a program gives to memory while it is registered may end
-//!   with the registration.
-//! - A `fork` that bypasses libc, at the moment of adoption: the child finds zeros in pages in transit. Between
-//!   adoption and release such a child shares the pages.
+//!   with the registration, and a child of `fork` has a copy of such memory.
+//! - A child that is made without libc's `fork` (`_Fork`, `clone`, `clone3`) and has memory of its own does not have adopted pages:
+//!   an access ends it (SIGSEGV), as in a child after `ibv_fork_init` elsewhere. At the moment of adoption it finds zeros in pages
+//!   in transit. It would share what the program gives to children while it is registered (`MADV_DOFORK`), and the pages of which
+//!   another thread makes a copy for a child of libc's `fork` at that very moment. Children that run in their parent's memory
+//!   (`vfork`, `posix_spawn`) have all of it.
 
 #![deny(unsafe_code)]
 

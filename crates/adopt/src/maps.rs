@@ -22,6 +22,9 @@ const UNMOVABLE: &[&str] = &[
     "ht", "gd", "io", "pf", "de", "mm", "um", "uw", "ui", "wf", "sl", "ss", "dp", "gu",
 ];
 
+/// The `VmFlags` of memory that children do not have.
+const DONT_FORK: &str = "dc";
+
 /// `VmFlags` of private anonymous memory that was told nothing.
 const PLAIN_FLAGS: &str = "rd wr mr mw me ac";
 
@@ -84,13 +87,23 @@ impl Mapping {
         PLAIN_FLAGS.clone_into(&mut self.flags);
     }
 
+    /// For a mapping of our file, which the kernel gives to no child because we said so.
+    pub fn forget_dont_fork(&mut self) {
+        let kept: Vec<&str> = self
+            .flags
+            .split_ascii_whitespace()
+            .filter(|flag| *flag != DONT_FORK)
+            .collect();
+        self.flags = kept.join(" ");
+    }
+
     /// What has to be said again to a mapping that takes its place.
     pub fn attributes(&self) -> Attributes {
         let permission = |index: usize, letter: u8| self.permissions.as_bytes().get(index) == Some(&letter);
         Attributes {
             access: (permission(0, b'r'), permission(1, b'w')),
             locked: (self.has("lo"), self.has("lf")),
-            dont_fork: self.has("dc"),
+            dont_fork: self.has(DONT_FORK),
             dont_dump: self.has("dd"),
             huge: self.has("hg"),
             no_huge: self.has("nh"),

@@ -155,6 +155,16 @@ impl Spans {
         Some((range, beside_claimed))
     }
 
+    /// The parts of a range that the program wants no child to have, in order.
+    pub fn dont_fork(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let before = self.by_offset.range(..range.start).next_back();
+        let spans = before.into_iter().chain(self.by_offset.range(range.clone()));
+        spans
+            .filter(|(_, span)| span.attributes.dont_fork)
+            .map(move |(&start, span)| start.max(range.start)..span.end.min(range.end))
+            .filter(|part| !part.is_empty())
+    }
+
     /// Ranges that are in use without a claim.
     pub fn unclaimed(&self) -> impl Iterator<Item = Range<u64>> {
         let unclaimed = self.by_offset.iter().filter(|(_, span)| span.claims == 0);

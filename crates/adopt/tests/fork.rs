@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use rustix::mm::Advice;
-use support::{Region, adopt, mem_dir, page, shape};
+use support::{Region, adopt, mapping_of, mem_dir, page, shape};
 use verbatim_adopt::{Adopter, Backing, Options};
 
 static ADOPTER: OnceLock<Adopter> = OnceLock::new();
@@ -48,6 +48,44 @@ fn store(region: &Region, index: usize, value: u64) {
     region.word(index * page()).store(value, Ordering::SeqCst);
 }
 
+/// A child that is made without libc's `fork` cannot write to its parent's pages, before and after others that can.
+fn no_child_shares(region: &Region, shared: &Region) {
+    for _ in 0..2 {
+        assert!(
+            mapping_of(region.address()).1.contains("dc"),
+            "the kernel gives it to no child"
+        );
+        let writes = |region: &Region| {
+            // SAFETY: the child does nothing but write to memory, and ends. It runs on this stack, which is the process's own.
+            let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+            if pid == 0 {
+                store(region, 0, 777);
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 0;
+            // SAFETY: waits for the child made above.
+            let waited = unsafe { libc::waitpid(pid as i32, &raw mut status, 0) };
+            assert_eq!(waited, pid as i32);
+            status
+        };
+        assert_eq!(
+            writes(shared),
+            0,
+            "what is the program's own way to share is shared"
+        );
+        assert_eq!(load(shared, 0), 777);
+        store(shared, 0, 0);
+        let status = writes(region);
+        region.check_numbers(0);
+        assert!(
+            libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV,
+            "{status}"
+        );
+        in_child(|| load(region, 4) == 4)();
+    }
+}
+
 #[test]
 fn the_child_has_a_copy_and_adopts_for_itself() {
     let dir = mem_dir();
@@ -76,6 +114,7 @@ fn the_child_has_a_copy_and_adopts_for_itself() {
             .any(|(_, backing)| *backing != Backing::Process)
     );
     let shared = Region::with(1, rustix::mm::MapFlags::SHARED);
+    no_child_shares(&region, &shared);
 
     let done = in_child(|| {
         while load(&shared, 0) == 0 {
@@ -105,6 +144,10 @@ fn the_child_has_a_copy_and_adopts_for_itself() {
     let released = adopter.release(adoption.token);
     assert_eq!(released.returned_bytes, region.length() as u64, "{released:?}");
     assert_eq!((load(&region, 3), load(&region, 4)), (333, 4));
+    assert!(
+        !mapping_of(region.address()).1.contains("dc"),
+        "children have it again"
+    );
     assert_eq!(adopter.release(heap_adoption.token).kept_bytes, 0);
 
     // Tokens of the parent mean nothing in a child.

@@ -43,6 +43,13 @@ pub enum State {
     Closed,
 }
 
+impl State {
+    /// A request was sent, and nothing has come for it.
+    pub(crate) fn asks(self) -> bool {
+        matches!(self, Self::ReqSent | Self::SidrReqSent)
+    }
+}
+
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, f)

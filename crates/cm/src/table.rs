@@ -1,6 +1,7 @@
 //! All ids, and the ways to find them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use verbatim_roce::{Qpn, Time};
 
@@ -110,6 +111,18 @@ impl Table {
             Kind::Talk(talk) => Some(talk),
             Kind::Listener(_) => None,
         }
+    }
+
+    /// Who asks something of this address, and has no answer.
+    pub fn asking(&self, peer: IpAddr) -> Vec<CommId> {
+        let from_it = |entry: &Id| match &entry.kind {
+            Kind::Talk(talk) => talk.state.asks() && talk.path.remote.ip() == peer,
+            Kind::Listener(_) => false,
+        };
+        let waiting = self.timers.iter().map(|(_, id)| *id);
+        waiting
+            .filter(|id| self.ids.get(id).is_some_and(from_it))
+            .collect()
     }
 
     pub fn insert(&mut self, id: CommId, entry: Id) {

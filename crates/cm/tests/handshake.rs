@@ -10,7 +10,7 @@ use verbatim_cm::{
     Transport,
 };
 use world::story::{DREP, DREQ, MRA, REJ, REP, REQ, RTU, accepted, asked, messages, starts_with, world};
-use world::{Faults, OWNER, PORT, World, accept, connect, gid, header, listen};
+use world::{Faults, OWNER, PORT, World, accept, address, connect, gid, header, listen};
 
 #[test]
 fn a_connection_and_its_end() {
@@ -240,6 +240,64 @@ fn the_best_listener_takes_it() {
         },
     );
     assert_eq!(again, Err(Error::InUse));
+}
+
+/// A host says that nobody is there, each time: the request is unreachable after a second. Others are none of its business.
+#[test]
+fn nobody_is_there() {
+    let (mut world, _) = world();
+    world.mute = Some(0);
+    let begun = world.now;
+    let active = world.hosts[0]
+        .connect(world.now, OWNER, &connect(0, 1, 0x11))
+        .unwrap();
+    world.hosts[0].refused(world.now, address(2));
+    for time in 0..3 {
+        world.hosts[0].refused(world.now, address(1));
+        assert!(world.step(), "it is sent again");
+        assert_eq!(world.now - begun, (time + 1) * Duration::from_millis(250));
+        assert!(world.event(0).is_none());
+    }
+    world.hosts[0].refused(world.now, address(1));
+    while world.step() {}
+    assert_eq!(world.event(0).unwrap().event, Event::Unreachable);
+    assert_eq!(world.now - begun, Duration::from_secs(1));
+    assert_eq!(
+        messages(&world)
+            .iter()
+            .filter(|(_, message)| *message == REQ)
+            .count(),
+        4
+    );
+    world.hosts[0].refused(world.now, address(1));
+    world.hosts[0].destroy(world.now, active).unwrap();
+}
+
+/// A host says so once, and the RNIC is there a moment later.
+#[test]
+fn somebody_comes() {
+    let (mut world, _) = world();
+    world.mute = Some(0);
+    let active = world.hosts[0]
+        .connect(world.now, OWNER, &connect(0, 1, 0x11))
+        .unwrap();
+    world.transmit();
+    world.hosts[0].refused(world.now, address(1));
+    world.mute = None;
+    world.run_for(Duration::from_millis(300));
+    let notice = world.event(1).expect("a request");
+    assert!(matches!(notice.event, Event::ConnectRequest(_)));
+    world.hosts[1].taken(notice.id);
+    world.hosts[1]
+        .accept(world.now, notice.id, &accept(0x22))
+        .unwrap();
+    world.settle();
+    // What has an answer does not wait for one.
+    world.hosts[0].refused(world.now, address(1));
+    world.run_for(Duration::from_millis(300));
+    let notice = world.event(0).expect("a response");
+    assert!(matches!(notice.event, Event::ConnectResponse(_)) && notice.id == active);
+    assert!(world.event(0).is_none());
 }
 
 /// All that is sent gets lost: 16 times in all, an interval of both ways and the response timeout apart.

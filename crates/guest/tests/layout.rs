@@ -18,7 +18,7 @@ fn c_field(structure: &str, field: &str) -> String {
 
 fn program() -> String {
     let mut c = String::from(
-        "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_user_cm.h>\nint main(void) {\n",
+        "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n#include <rdma/rdma_user_cm.h>\nint main(void) {\n",
     );
     for Layout { name, fields, .. } in layouts() {
         writeln!(c, "printf(\"{name} %zu\", sizeof(struct {name}));").unwrap();

@@ -67,6 +67,11 @@ fn on_chip_memory_and_domains_work_like_any_other() {
 }
 
 #[test]
+fn no_child_shares_registered_memory() {
+    check("processes");
+}
+
+#[test]
 fn completion_queues_tell_the_time_and_change_their_size() {
     check("queues");
 }

@@ -30,6 +30,7 @@ mod requests;
 mod ways;
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use verbatim_cm::{CommId, Config, Gid, Limits as CmLimits, Outcome, QueuePairs, Transmit};
 use verbatim_device::control::CmNews;
@@ -127,6 +128,11 @@ impl Manager {
             self.machine.handle_timeout(now);
             self.take_notices(now, gids);
         }
+    }
+
+    /// No RNIC is at that address.
+    pub fn refused(&mut self, now: Time, peer: IpAddr) {
+        self.machine.refused(now, peer);
     }
 
     /// When to be called again.

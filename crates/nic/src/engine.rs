@@ -104,6 +104,8 @@ pub struct Nic {
 #[derive(Debug)]
 struct PortSocket {
     socket: UdpPort,
+    /// From which requests of the communication manager go out, and its port.
+    requests: Option<(UdpPort, u16)>,
     attention: Attention,
 }
 
@@ -137,6 +139,9 @@ impl Nic {
         let poller = Poller::new()?;
         for (index, port) in (0..).zip(&ports) {
             poller.add(&port.socket, Token::Port(index))?;
+            if let Some((socket, _)) = &port.requests {
+                poller.add_edge(socket, Token::Requests(index))?;
+            }
         }
         poller.add(&main_listener, Token::MainListener)?;
         let end = SocketAddr::new(address, UDP_PORT);
@@ -406,6 +411,7 @@ impl Nic {
                     self.ports[index as usize].attention.announce();
                     continue;
                 }
+                Token::Requests(index) => self.take_refusals(index as usize, time),
                 Token::Group(id) => {
                     if let Some(group) = self.objects.groups.get_mut(id) {
                         group.readable = true;
@@ -444,6 +450,7 @@ fn bind_ports(interface: &Interface, buffer_bytes: usize) -> Result<Vec<PortSock
         match UdpPort::bind(*address, interface.index, UDP_PORT, buffer_bytes) {
             Ok(socket) => ports.push(PortSocket {
                 socket,
+                requests: management::bind_for_requests(*address, interface.index),
                 attention: Attention::default(),
             }),
             Err(error) if ports.is_empty() => return Err(error),

@@ -29,6 +29,8 @@ pub enum Token {
     Stop,
     /// The UDP socket of an own address, by its index in the GID table.
     Port(u32),
+    /// The UDP socket from which requests go out at an own address, by that index.
+    Requests(u32),
     /// The UDP socket of a multicast group.
     Group(u32),
     MainListener,
@@ -77,6 +79,7 @@ impl Token {
             Self::Events(id) => (8, id),
             Self::Clock => (9, 0),
             Self::CmChannel(id) => (10, id),
+            Self::Requests(index) => (11, index),
         };
         kind << 32 | u64::from(id)
     }
@@ -95,6 +98,7 @@ impl Token {
             8 => Self::Events(id),
             9 => Self::Clock,
             10 => Self::CmChannel(id),
+            11 => Self::Requests(id),
             kind => unreachable!("no token of kind {kind} was encoded"),
         }
     }

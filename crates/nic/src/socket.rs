@@ -5,6 +5,7 @@
 //! covers, to 0, or to the index of the segment in its batch, and never fragments. There is one for each address in the
 //! GID table and one for each multicast group, bound to its address, so that it is known whom a datagram was sent to.
 
+mod refusals;
 mod transfer;
 
 use std::io;
@@ -20,6 +21,9 @@ use crate::error::NicError;
 
 /// `IPV6_FREEBIND` of linux/in6.h, which libc does not name.
 const IPV6_FREEBIND: i32 = 78;
+
+/// Room in the socket of requests, for messages and for what hosts say of them.
+const REQUESTS_BYTES: usize = 64 << 10;
 
 /// A socket, bound to an address of an interface, or to a multicast group on it.
 #[derive(Debug)]
@@ -49,6 +53,24 @@ impl UdpPort {
         }
         socket.bind_to(port)?;
         Ok(socket)
+    }
+
+    /// For requests of queue pair 1 only, from another port: hosts that refuse them are heard of ([`Self::take_refusals`]). On the socket of
+    /// all packets each such word would make one batch fail that is somebody else's.
+    pub fn bind_for_requests(address: IpAddr, ifindex: u32) -> Result<Self, NicError> {
+        let socket = Self::bind(address, ifindex, 0, REQUESTS_BYTES)?;
+        let (level, option) = match address {
+            IpAddr::V4(_) => (libc::SOL_IP, libc::IP_RECVERR),
+            IpAddr::V6(_) => (libc::SOL_IPV6, libc::IPV6_RECVERR),
+        };
+        socket.set(level, option, 1)?;
+        Ok(socket)
+    }
+
+    /// The port that it is bound to.
+    pub fn port(&self) -> Option<u16> {
+        let name = rustix::net::getsockname(&self.fd).ok()?;
+        SocketAddr::try_from(name).ok().map(|end| end.port())
     }
 
     /// For a multicast group, of which it becomes a member on the interface that has the address `over`.

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use support::cm::*;
@@ -66,6 +67,25 @@ fn who_is_not_listened_to_is_rejected_and_so_is_who_is_not_wanted() {
     assert_eq!(
         (rejected.status, &connection(&rejected).private_data[..2]),
         (28, &b"no"[..])
+    );
+}
+
+/// The host is there, and no RNIC: its kernel says so. An RNIC would have been asked for more than a minute.
+#[test]
+fn where_no_rnic_is_requests_end_within_seconds() {
+    let a = Server::start([127, 7, 97, 21]);
+    let client = Caller::new(&a);
+    let begun = std::time::Instant::now();
+    for (uid, space) in [(1, TCP), (2, UDP)] {
+        let nowhere = SocketAddr::new([127, 7, 97, 22].into(), 7471);
+        let id = client.resolve(uid, space, nowhere);
+        client.connect(id, b"");
+        assert_eq!(client.expect(UNREACHABLE).id, id);
+    }
+    assert!(
+        begun.elapsed() < std::time::Duration::from_secs(10),
+        "{:?}",
+        begun.elapsed()
     );
 }
 

@@ -18,6 +18,7 @@
 
 mod addresses;
 mod application;
+mod by_name;
 mod came_back;
 mod compat;
 mod conformance;
@@ -217,6 +218,7 @@ fn main() -> ExitCode {
     let strict = std::env::var("CI").is_ok_and(|value| value == "true");
     let tests = [
         programs::tests(),
+        by_name::tests(),
         rdma_cm::tests(),
         rdma_cm_moves::tests(),
         rdma_cm_ends::tests(),

@@ -12,6 +12,8 @@ const HOSTS: &[&str] = &["src", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a server may take until it listens, which nothing tells: connections are refused until then.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+/// A second, and what a busy machine adds. Without a word of the other host it is a hundred seconds.
+const GIVES_UP_WITHIN: Duration = Duration::from_secs(20);
 /// With `-R` perftest's server listens for the connection by which the two sides agree, and again for those that are measured.
 pub const PERFTEST_LISTENS: u32 = 2;
 
@@ -36,6 +38,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("rdma_cm::rping", HOSTS, rping),
         Test::new("rdma_cm::perftest", HOSTS, perftest),
         Test::new("rdma_cm::nobody_listens", HOSTS, nobody_listens),
+        Test::new("rdma_cm::nobody_is_there", HOSTS, nobody_is_there),
         Test::new("rdma_cm::server_is_killed", HOSTS, server_is_killed),
         Test::new("rdma_cm::rnic_is_killed", HOSTS, rnic_is_killed),
     ];
@@ -102,6 +105,24 @@ fn nobody_listens(lab: &TestLab) -> anyhow::Result<()> {
         refused.output()
     );
     Ok(())
+}
+
+/// An instance's own address has no RNIC: a request there ends soon, from another host and from an instance.
+fn nobody_is_there(lab: &TestLab) -> anyhow::Result<()> {
+    let server = lab.instance("peer", "server", &["rping", "-s", "-a", "0.0.0.0"])?;
+    let address = server.address()?;
+    let unreachable = |output: &str| -> anyhow::Result<()> {
+        ensure!(output.contains("RDMA_CM_EVENT_UNREACHABLE"), "{output}");
+        Ok(())
+    };
+    let asks = ["rping", "-c", "-a", address.as_str()];
+    let client = lab.start("src", &asks)?.wait(GIVES_UP_WITHIN)?;
+    unreachable(&client.stderr)?;
+
+    let client = lab.instance("src", "client", &asks)?;
+    let waited = lab.verbatim(&["wait", client.name()])?.wait(GIVES_UP_WITHIN)?;
+    ensure!(waited.code != 0, "{}", client.output()?);
+    unreachable(&client.output()?)
 }
 
 /// A client that pings without an end, once it does.

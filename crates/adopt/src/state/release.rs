@@ -149,7 +149,7 @@ impl State {
                 offset: piece.offsets.start,
             };
             mappings.iter_mut().for_each(Mapping::assume_plain);
-            let done = return_place(&place, &mappings, opened, keeper);
+            let done = return_place(&place, &mappings, opened, keeper, false);
             returned += done;
             if done < piece.offsets.end - piece.offsets.start {
                 break;
@@ -168,13 +168,15 @@ impl State {
         released: &mut Released,
     ) {
         let Some(places) = places(id, &range) else { return };
+        // One span, by which alone it is known what the program wants.
+        let dont_fork = self.spans.dont_fork(range.clone()).next().is_some();
         let mut kept = Vec::new();
         let ambiguous = places
             .windows(2)
             .any(|pair| overlap(&pair[0].offsets(), &pair[1].offsets()).is_some());
         for place in &places {
             let returned = match maps::overlapping(&place.addresses) {
-                Ok(mappings) if !ambiguous => return_place(place, &mappings, opened, keeper),
+                Ok(mappings) if !ambiguous => return_place(place, &mappings, opened, keeper, dont_fork),
                 _ => 0,
             };
             released.returned_bytes += returned;
@@ -314,8 +316,15 @@ fn disjoint(places: Vec<Place>) -> Vec<Place> {
     clipped.collect()
 }
 
-/// Moves a place, which lies in `mappings`, out of the file, from its start as far as possible; how many bytes that is.
-fn return_place(place: &Place, mappings: &[Mapping], opened: BorrowedFd<'_>, keeper: &Keeper) -> u64 {
+/// Moves a place, which lies in `mappings`, out of the file, from its start as far as possible; how many bytes that is. Whether children
+/// have what takes its place the mappings do not tell.
+fn return_place(
+    place: &Place,
+    mappings: &[Mapping],
+    opened: BorrowedFd<'_>,
+    keeper: &Keeper,
+    dont_fork: bool,
+) -> u64 {
     let off_limits = threads::off_limits(mappings, &place.addresses);
     let mut data = 0..0;
     let mut returned = 0;
@@ -328,6 +337,10 @@ fn return_place(place: &Place, mappings: &[Mapping], opened: BorrowedFd<'_>, kee
     {
         let length = addresses.len() as u64;
         let keeper = keeper.as_ref();
+        let attributes = Attributes {
+            dont_fork,
+            ..attributes
+        };
         if off_limits || swap::move_out(addresses, opened, offset, keeper, &attributes, &mut data).is_err() {
             break;
         }

@@ -5,7 +5,7 @@
 //! move_in    hold (wait on missing)
 //!            mremap DONTUNMAP ────────► pages
 //!            (empty)                    pwrite ──────────────► pages
-//!            mmap MAP_FIXED ◄───────────────────────────────── (shared)
+//!            mremap MAP_FIXED ◄─── mmap ◄───────────────────── (shared, not inherited)
 //!            let go                     munmap
 //!
 //! move_out                              fresh pages
@@ -100,20 +100,8 @@ pub fn move_in(
             return Err(error);
         }
     };
-    let moved = copy_in(aside.addr()..aside.addr() + length, file, offset, pagemap).and_then(|()| {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: what is replaced is empty, and the file has its content.
-        unsafe {
-            mmap(
-                start,
-                length,
-                access,
-                MapFlags::SHARED | MapFlags::FIXED,
-                file,
-                offset,
-            )
-        }
-    });
+    let moved = copy_in(aside.addr()..aside.addr() + length, file, offset, pagemap)
+        .and_then(|()| map_from_file(start, length, file, offset));
     if let Err(error) = moved {
         // The kernel can refuse this for lack of memory only, for a moment: there is nothing else to do than to try
         // again, since the program's memory is elsewhere.
@@ -128,6 +116,43 @@ pub fn move_in(
     let _ = unsafe { munmap(aside, length) };
     apply(range, attributes);
     Ok(())
+}
+
+/// Maps the file over the empty pages at `start`. The kernel gives the mapping to no child: it is told so before the program's addresses
+/// lead there, since another thread may make a child at any moment.
+fn map_from_file(
+    start: *mut c_void,
+    length: usize,
+    file: BorrowedFd<'_>,
+    offset: u64,
+) -> Result<*mut c_void, Errno> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping disturbs nobody.
+    let fresh = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, file, offset) }?;
+    // SAFETY: nobody else knows `fresh`. What it replaces is empty, and the file has its content.
+    let moved = unsafe { madvise(fresh, length, Advice::LinuxDontFork) }
+        .and_then(|()| unsafe { mremap_fixed(fresh, length, length, MremapFlags::MAYMOVE, start) });
+    if moved.is_err() {
+        // SAFETY: nobody else knows the address.
+        let _ = unsafe { munmap(fresh, length) };
+    }
+    moved
+}
+
+/// Whether children have `range`, a mapping of the file, from now on; as before if there are too many mappings.
+pub fn inherit(range: Range<usize>, inherited: bool) {
+    let advice = match inherited {
+        true => Advice::LinuxDoFork,
+        false => Advice::LinuxDontFork,
+    };
+    // SAFETY: changes no content.
+    let _ = unsafe { madvise(pointer(range.start), range.len(), advice) };
+}
+
+/// In a child after `fork`: takes memory away that it would share.
+pub fn take_away(range: Range<usize>) {
+    // SAFETY: the child has no right to it, and finds that there is none.
+    let _ = unsafe { munmap(pointer(range.start), range.len()) };
 }
 
 /// Moves `range`, a shared mapping of the file from `offset` on, back to private anonymous memory. On an error

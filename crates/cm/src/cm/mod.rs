@@ -5,6 +5,7 @@ mod commands;
 mod moving;
 mod outcome;
 mod queue_pairs;
+mod refused;
 mod requests;
 mod timers;
 
@@ -31,7 +32,7 @@ use crate::talk::{Frame, Id, Kind, Talk};
 /// *Commands* of programs: [`listen`](Cm::listen), [`connect`](Cm::connect), [`accept`](Cm::accept),
 /// [`establish`](Cm::establish), [`reject`](Cm::reject), [`mra`](Cm::mra), [`disconnect`](Cm::disconnect),
 /// [`resolve`](Cm::resolve), [`answer`](Cm::answer), [`destroy`](Cm::destroy), [`destroy_owner`](Cm::destroy_owner).
-/// *Arrivals*: [`handle_mad`](Cm::handle_mad), [`notify_established`](Cm::notify_established),
+/// *Arrivals*: [`handle_mad`](Cm::handle_mad), [`notify_established`](Cm::notify_established), [`refused`](Cm::refused),
 /// [`handle_timeout`](Cm::handle_timeout). *Polls*, after each of those, until they give nothing more:
 /// [`poll_transmit`](Cm::poll_transmit), [`poll_event`](Cm::poll_event); then [`next_deadline`](Cm::next_deadline).
 /// *Moving*: [`take`](Cm::take), [`adopt`](Cm::adopt), [`forget`](Cm::forget); all of an owner's:

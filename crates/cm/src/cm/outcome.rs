@@ -1,7 +1,7 @@
 //! What comes out of a communication manager.
 
 use crate::num::{CommId, Gid};
-use crate::wire::MAD_BYTES;
+use crate::wire::{MAD_BYTES, Req, SidrReq};
 
 /// A MAD to send from queue pair 1 to the peer's queue pair 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,14 @@ pub struct Transmit {
     pub hop_limit: u8,
     /// The MAD.
     pub bytes: Box<[u8; MAD_BYTES]>,
+}
+
+impl Transmit {
+    /// Whether it is a request that begins something (REQ, SIDR_REQ).
+    pub fn asks(&self) -> bool {
+        let attribute = u16::from_be_bytes([self.bytes[16], self.bytes[17]]);
+        [Req::ATTRIBUTE, SidrReq::ATTRIBUTE].contains(&attribute)
+    }
 }
 
 /// What became of a MAD.

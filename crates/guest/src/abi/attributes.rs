@@ -86,6 +86,29 @@ c_structs! { LAYOUTS:
         port_num: u8,
     }
 
+    /// `<infiniband/sa.h>`
+    ibv_sa_path_rec {
+        dgid: ibv_gid,
+        sgid: ibv_gid,
+        dlid: u16,
+        slid: u16,
+        raw_traffic: c_int,
+        flow_label: u32,
+        hop_limit: u8,
+        traffic_class: u8,
+        reversible: c_int,
+        numb_path: u8,
+        pkey: u16,
+        sl: u8,
+        mtu_selector: u8,
+        mtu: u8,
+        rate_selector: u8,
+        rate: u8,
+        packet_life_time_selector: u8,
+        packet_life_time: u8,
+        preference: u8,
+    }
+
     #[derive(Debug)]
     ibv_qp_cap {
         max_send_wr: u32,

@@ -5,7 +5,7 @@ mod boundary;
 mod pointer;
 mod text;
 
-pub use answer::{Answer, Code, Count, Errno, MinusOne, Nothing, Pointer};
+pub use answer::{Answer, Code, Count, Errno, MinusOne, Nothing, Pointer, errno, set_errno};
 pub use boundary::{data_path, unsupported, verb};
 pub use pointer::{CObject, Handle, read, slice, slice_mut, write};
 pub use text::fill;

@@ -1,7 +1,7 @@
 //! Opening and closing a device.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -156,4 +156,16 @@ pub extern "C" fn ibv_fork_init() -> Code {
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_is_fork_initialized() -> c_int {
     IBV_FORK_UNNEEDED
+}
+
+/// `ibv_dontfork_range`, which libraries call for memory of their own: nothing is needed.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_dontfork_range(_start: *mut c_void, _length: usize) -> Code {
+    Code(0)
+}
+
+/// `ibv_dofork_range`, the way back.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_dofork_range(_start: *mut c_void, _length: usize) -> Code {
+    Code(0)
 }

@@ -10,13 +10,18 @@ mod dm;
 mod dump;
 mod events;
 mod grh;
+mod kern;
 mod mr;
 mod mw;
+mod names;
+mod old;
 mod pd;
 mod port;
 mod qp;
+mod rate;
 mod refused;
 mod srq;
+mod sysfs;
 mod users;
 
 pub(crate) use context::ContextHandle;

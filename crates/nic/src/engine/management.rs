@@ -1,6 +1,6 @@
 //! Queue pair 1: what the communication manager sends, and its channels.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use verbatim_cm::{QP1_QKEY, Transmit};
 use verbatim_device::gids::counterpart;
@@ -10,6 +10,7 @@ use verbatim_roce::{Datagram, Psn, Qpn, Time, Traffic, UDP_PORT};
 use super::Nic;
 use crate::cm::{PASS_ON_QKEY, PassingOn};
 use crate::error::NicError;
+use crate::socket::UdpPort;
 
 /// The partition of all.
 const DEFAULT_PKEY: u16 = 0xffff;
@@ -56,7 +57,11 @@ impl Nic {
     }
 
     fn put_into_batch(&mut self, transmit: &Transmit) {
-        let Ok(flow) = Flow::new(end(transmit.from), end(transmit.to)) else {
+        let mut from = end(transmit.from);
+        if transmit.asks() {
+            from.set_port(self.requests_port(from.ip()));
+        }
+        let Ok(flow) = Flow::new(from, end(transmit.to)) else {
             return;
         };
         let default = Traffic::default();
@@ -71,6 +76,24 @@ impl Nic {
         };
         self.batch.restart_with(flow, traffic);
         self.put_datagram(QP1_QKEY, transmit.pkey, &transmit.bytes[..]);
+    }
+
+    /// The port from which requests of an own address go out.
+    fn requests_port(&self, own: IpAddr) -> u16 {
+        let port = self.ports.iter().find(|port| port.socket.address() == own);
+        let requests = port.and_then(|port| port.requests.as_ref());
+        requests.map_or(UDP_PORT, |(_, port)| *port)
+    }
+
+    /// Hosts have said that nobody takes requests there.
+    pub(super) fn take_refusals(&mut self, port: usize, now: Time) {
+        let Some((socket, _)) = &self.ports[port].requests else {
+            return;
+        };
+        for host in socket.take_refusals() {
+            tracing::debug!(%host, "no RNIC is there");
+            self.objects.cm.refused(now, host);
+        }
     }
 
     fn put_datagram(&mut self, qkey: u32, pkey: u16, bytes: &[u8]) {
@@ -92,6 +115,16 @@ impl Nic {
         }
         self.objects.cm.remove_channel(now, channel);
     }
+}
+
+/// The socket from which requests go out at an own address, and its port. Without one they go out as everything does, and whoever
+/// asks where nobody is waits until all repetitions are over.
+pub fn bind_for_requests(own: IpAddr, ifindex: u32) -> Option<(UdpPort, u16)> {
+    let socket = UdpPort::bind_for_requests(own, ifindex)
+        .inspect_err(|error| tracing::warn!(%own, %error, "refusals of hosts are not heard of"))
+        .ok()?;
+    let port = socket.port()?;
+    Some((socket, port))
 }
 
 /// The first PSN of queue pair 1.

@@ -217,10 +217,15 @@ impl Nic {
             ports, batch, poller, ..
         } = self;
         let (source, destination) = (batch.flow().source().ip(), batch.flow().destination().ip());
+        let source_port = batch.flow().source().port();
         let Some(index) = ports.iter().position(|port| port.socket.address() == source) else {
             unreachable!("ways begin at an address of the GID table");
         };
-        let socket = &mut ports[index].socket;
+        let port = &mut ports[index];
+        let (socket, is_request) = match &mut port.requests {
+            Some((requests, own)) if *own == source_port => (requests, true),
+            _ => (&mut port.socket, false),
+        };
         let end = SocketAddr::new(destination, UDP_PORT);
         match socket.send(end, batch.as_bytes(), batch.segment_bytes(), batch.traffic()) {
             Ok(()) => {
@@ -229,7 +234,8 @@ impl Nic {
                 self.counters.tx_bytes += self.batch.as_bytes().len() as u64;
                 self.capture_sent();
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            // A request for which there is no room is lost: it comes again.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_request => {
                 self.counters.tx_blocked += 1;
                 poller.watch_room(socket, Token::Port(index as u32), true)?;
                 self.blocked = Blocked::Room(index);

@@ -26,7 +26,7 @@ pub struct Arrival<'a> {
 
 /// A socket address as the kernel has it.
 #[repr(C)]
-union Address {
+pub(super) union Address {
     family: libc::sa_family_t,
     v4: libc::sockaddr_in,
     v6: libc::sockaddr_in6,
@@ -63,7 +63,7 @@ impl Address {
 
     /// # Safety
     /// The kernel has written the address of a datagram here.
-    unsafe fn get(&self) -> SocketAddr {
+    pub(super) unsafe fn get(&self) -> SocketAddr {
         // SAFETY: the kernel sets the family of each address, which tells the variant.
         unsafe {
             match i32::from(self.family) {
@@ -115,9 +115,14 @@ impl UdpPort {
                     .cast::<u16>()
                     .write_unaligned(segment_bytes as u16);
             }
-            match libc::sendmsg(self.fd.as_raw_fd(), &header, libc::MSG_NOSIGNAL) {
+            let send = || match libc::sendmsg(self.fd.as_raw_fd(), &header, libc::MSG_NOSIGNAL) {
                 sent if sent >= 0 => Ok(()),
                 _ => Err(io::Error::last_os_error()),
+            };
+            match send() {
+                // A host's word about what was sent before, told once.
+                Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => send(),
+                sent => sent,
             }
         }
     }
