@@ -21,6 +21,7 @@ mod application;
 mod came_back;
 mod compat;
 mod conformance;
+mod containers;
 mod drain;
 mod failures;
 mod faults;
@@ -237,6 +238,7 @@ fn main() -> ExitCode {
         faults::tests(),
         lost_rnic::tests(),
         addresses::tests(),
+        containers::tests(),
         files::tests(),
         machines::tests(),
         libvirt::tests(),
