@@ -43,6 +43,11 @@ pub fn tests() -> Vec<Test> {
         Test::new("containers::terminals_of_a_bundle", HOSTS, terminals_of_a_bundle),
         Test::new("containers::mount_namespaces", HOSTS, mount_namespaces),
         Test::new("containers::mounts_below", HOSTS, mounts_below),
+        Test::new(
+            "containers::a_folder_that_is_missing_there",
+            HOSTS,
+            a_folder_that_is_missing_there,
+        ),
     ]
 }
 
@@ -380,7 +385,11 @@ fn terminals_of_a_command(lab: &TestLab) -> anyhow::Result<()> {
     let holds = lab.instance("src", "holds", &["sh", "-c", holds])?;
     counts_to(&holds, "counts", 1)?;
     let said = lab.verbatim(&["check", "holds", "--to", "dst"])?.wait(LIMIT)?;
-    ensure!(said.code == 1 && said.stdout.contains("/dev/tty"), "{}", said.output());
+    ensure!(
+        said.code == 1 && said.stdout.contains("/dev/tty"),
+        "{}",
+        said.output()
+    );
     for name in ["terminal", "script", "holds"] {
         lab.ask(&["stop", name])?;
     }
@@ -444,6 +453,38 @@ for n in range(100000):
         }
     }
     let instance = lab.bundle("src", "image", folder.path())?;
+    moves_there_and_back(lab, &instance)?;
+    lab.ask(&["stop", "image"])?;
+    Ok(())
+}
+
+/// A host that lacks what a bundle binds says so before anything is touched.
+fn a_folder_that_is_missing_there(lab: &TestLab) -> anyhow::Result<()> {
+    // Each host has a /run of its own.
+    lab.start_plain("src", &["mkdir", "/run/only-here"])?
+        .succeed(LIMIT)?;
+    let folder = tempfile::tempdir()?;
+    bundle(folder.path(), &[PYTHON, "-u", "-c", COUNTS], |spec| {
+        add_mount(
+            spec,
+            json!({"destination": "/home", "source": "/run/only-here", "options": ["rbind"]}),
+        );
+    })?;
+    let instance = lab.bundle("src", "image", folder.path())?;
+    let number = counts_to(&instance, "counts", 1)?;
+    let said = lab.verbatim(&["check", "image", "--to", "dst"])?.wait(LIMIT)?;
+    ensure!(
+        said.code == 1 && said.stdout.contains("/run/only-here is not there"),
+        "{}",
+        said.output()
+    );
+    ensure!(
+        instance.migrate("dst")?.must_be_committed().is_err(),
+        "it has moved without the folder"
+    );
+    counts_to(&instance, "counts", number + 1)?;
+    lab.start_plain("dst", &["mkdir", "/run/only-here"])?
+        .succeed(LIMIT)?;
     moves_there_and_back(lab, &instance)?;
     lab.ask(&["stop", "image"])?;
     Ok(())

@@ -24,6 +24,7 @@ mod fields;
 pub(crate) mod fuzzing;
 mod lookup;
 pub(crate) mod masks;
+mod needs;
 mod seccomp;
 mod spec;
 mod submounts;
