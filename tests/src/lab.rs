@@ -106,6 +106,14 @@ impl TestLab {
         self.installed.install(host, &release.folder(&self.tools)?)
     }
 
+    /// Puts the monotonic clock and the uptime of a host's agent so many seconds ahead, as those of a machine that has been up
+    /// for longer, and starts it again. The host is one whose programs can be exchanged.
+    pub fn put_clocks_ahead(&self, host: &str, seconds: u64) -> anyhow::Result<()> {
+        self.installed
+            .install_ahead(host, &Release::This.folder(&self.tools)?, seconds)?;
+        self.restart(host, "agent")
+    }
+
     /// Ends a service of a host, at once, and starts the one that is installed there now.
     pub fn restart(&self, host: &str, service: &str) -> anyhow::Result<()> {
         self.lab().kill(host, service)?;

@@ -78,6 +78,27 @@ impl Installed {
         self.0.path().join(host)
     }
 
+    /// Makes it lead to the programs of a folder, with an agent in a time namespace of its own.
+    pub fn install_ahead(&self, host: &str, folder: &Path, seconds: u64) -> anyhow::Result<()> {
+        let ahead = self.0.path().join(format!("{host}-ahead"));
+        std::fs::create_dir(&ahead)?;
+        for entry in std::fs::read_dir(folder)?.flatten() {
+            let name = entry.file_name();
+            if name != "verbatim" && entry.file_type()?.is_file() {
+                symlink(entry.path(), ahead.join(name))?;
+            }
+        }
+        let real = folder.canonicalize()?.join("verbatim");
+        let (real, program) = (real.display(), ahead.join("verbatim"));
+        let script = format!(
+            "#!/bin/sh\ncase \" $* \" in *\" agent \"*) exec unshare -T --monotonic {seconds} --boottime {seconds} {real} \"$@\";; esac\n\
+             exec {real} \"$@\"\n"
+        );
+        std::fs::write(&program, script)?;
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+        self.install(host, &ahead)
+    }
+
     /// Makes it lead to a folder.
     pub fn install(&self, host: &str, folder: &Path) -> anyhow::Result<()> {
         // In one step: something may be started meanwhile.

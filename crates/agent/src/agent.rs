@@ -21,6 +21,7 @@ use crate::guests::{Guests, Resolver};
 use crate::held::Held;
 use crate::identity;
 use crate::instances::Instances;
+use crate::instances::away::Away;
 use crate::journal::Journal;
 use crate::memory::bulk::Rnic;
 use crate::memory::promised::Room;
@@ -95,7 +96,7 @@ impl Agent {
             gids: Default::default(),
             held: Default::default(),
             tools,
-            instances: Instances::default(),
+            instances: Instances::new(Away::open(&config.state_dir.join("away"))?),
             nic_listeners: Arc::new(NicListeners::new(config.nic_socket())),
             rnic: Arc::new(Rnic::new(Which {
                 runtime: config.runtime_dir.clone(),

@@ -185,14 +185,21 @@ impl ControlService {
         let [a, b] = own.subnet()?;
         let range = (1..=254).map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last));
         let picked = self.0.instances.pick_address(reservation, range);
-        picked.context("all 254 addresses of this host are taken; remove ended instances")
+        picked.with_context(|| {
+            format!(
+                "all 254 addresses of this host are taken: by instances here, or by some that have left (listed in {}); remove those that \
+                 have ended, or name an address by --address",
+                self.0.config.state_dir.join("away").display()
+            )
+        })
     }
 
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
         let name = ContainerName::new(request.name.clone())?;
         let reservation = self.0.instances.reserve(name.as_str())?;
         let record = self.record(&request, name, &reservation).await?;
-        let notes = self.unseen(&record);
+        let mut notes = record.workload.notes();
+        notes.extend(self.unseen(&record));
         let home = self.home(record, Origin::Started).await?;
         let started = match start::start(self.0.tools.runc(), &home).await {
             Ok(init) if home.record.machine.is_some() => self.let_run(&home, init).await,
@@ -370,8 +377,13 @@ impl ControlService {
                     .runc()
                     .delete(&instance.home.record.name, true)
                     .await?;
-                let home = instance.clone();
-                tokio::task::spawn_blocking(move || home.home.remove()).await?;
+                let (agent, ended) = (self.0.clone(), instance.clone());
+                tokio::task::spawn_blocking(move || {
+                    ended.home.remove();
+                    agent.instances.away.ended(ended.name())
+                })
+                .await?
+                .unwrap_or_else(|error| tracing::warn!("{error:#}"));
             }
         }
         self.0.instances.remove(&instance);

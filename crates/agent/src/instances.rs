@@ -11,9 +11,11 @@
 //! - [`tasks`]: what runs in it, while it moves;
 //! - [`swap`]: memory of other hosts that a virtual machine has as disks;
 //! - [`volumes`]: local disks of it, as file systems, which [`freeze`] brings to rest;
+//! - [`away`]: addresses of those that have left;
 //! - [`reserved`]: names, addresses and memory kept for one that is being made;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
+pub mod away;
 pub mod filling;
 mod freeze;
 pub mod home;
@@ -36,6 +38,7 @@ use tokio::sync::watch;
 use verbatim_container::{Exit, Init};
 use verbatim_session::Role;
 
+use away::Away;
 use home::Home;
 use record::Record;
 use reserved::Held;
@@ -256,9 +259,19 @@ pub struct Instances {
     recovering: Mutex<BTreeMap<String, Recovering>>,
     /// Names whose places are being made or cleared.
     reserved: watch::Sender<BTreeMap<String, Held>>,
+    /// Addresses of those that have left.
+    pub away: Away,
 }
 
 impl Instances {
+    /// None yet; these addresses are those of instances that have left.
+    pub fn new(away: Away) -> Self {
+        Self {
+            away,
+            ..Self::default()
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Instance>>> {
         self.known.lock().expect("no panic under this lock")
     }

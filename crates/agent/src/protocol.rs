@@ -91,6 +91,9 @@ pub const ADDRESS_FILTER: &str = "address-filter";
 /// (`OpenRequest.machine`).
 pub const MACHINE_FITS: &str = "machine-fits";
 
+/// It gives containers terminals (`/dev/pts`), and restores those that are open.
+pub const TERMINALS: &str = "terminals";
+
 /// It compares the servers of a virtual machine's disks with its own (`servers` in `OpenRequest.machine`).
 pub const DISK_SERVERS: &str = "disk-servers";
 
@@ -117,6 +120,7 @@ const CAPABILITIES: &[&str] = &[
     INSTANCE_FILES,
     MACHINE_FITS,
     DISK_SERVERS,
+    TERMINALS,
 ];
 
 /// All of them, as they are said.

@@ -2,14 +2,19 @@
 //!
 //! CRIU takes the tree below a container's first process, and what `runc exec` starts is not in it. A shell in the container opens
 //! the standard streams, as for the first process; the guest library, which is loaded before the shell begins, leaves the process
-//! that runc started, so that the rest is a child of the first process (`VERBATIM_DETACH`).
+//! that runc started, so that the rest is a child of the first process (`VERBATIM_DETACH`). It has the clocks of the container, which
+//! has a time namespace once it has moved ([`clocks`](crate::clocks)).
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::process::Command;
 
+use crate::blocking::blocking;
+use crate::bundle::SHELL;
+use crate::clocks::Clocks;
 use crate::error::Error;
 use crate::init::Exit;
 use crate::name::ContainerName;
@@ -36,7 +41,7 @@ fn added(config: &Value, command: &[String], env: &[String]) -> Result<Added, &'
         return Err("there is no command to run");
     }
     let process = &config["process"];
-    if process["args"][0] != "/bin/sh" {
+    if process["args"][0] != SHELL {
         return Err("it has no /bin/sh, which opens the standard streams of what is added");
     }
     let theirs = process["env"].as_array().into_iter().flatten();
@@ -53,7 +58,7 @@ fn added(config: &Value, command: &[String], env: &[String]) -> Result<Added, &'
     };
     let env = env.iter().cloned();
     let ours = [preload, "VERBATIM_DETACH=1".to_owned()];
-    let shell = ["/bin/sh", "-c", OPEN_STREAMS, "sh"].map(str::to_owned);
+    let shell = [SHELL, "-c", OPEN_STREAMS, "sh"].map(str::to_owned);
     Ok(Added {
         env: env.chain(ours).collect(),
         args: shell.into_iter().chain(command.iter().cloned()).collect(),
@@ -86,21 +91,44 @@ impl Runc {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let pid_file = bundle.join(format!("added-{number}.pid"));
         let log = bundle.join(format!("added-{number}.log"));
-        let outcome = self.start_added(name, &added, &pid_file, &log).await;
+        let state = bundle.join(format!("added-{number}.state"));
+        let outcome = match self.in_its_clocks(name, &state).await {
+            Ok(command) => self.start_added(name, command, &added, &pid_file, &log).await,
+            Err(error) => Err(error),
+        };
         for file in [&pid_file, &log] {
             let _ = std::fs::remove_file(file);
         }
+        let _ = std::fs::remove_dir_all(&state);
         outcome
+    }
+
+    /// runc, to be started in the time namespace of a container's first process; `folder` is for a copy of its state.
+    async fn in_its_clocks(&self, name: &ContainerName, folder: &Path) -> Result<Command, Error> {
+        let (state, copy) = (self.state_file(name), folder.join(name).join("state.json"));
+        let failed = |source| Error::file("enter the time namespace of the container in", &state, source);
+        let clocks = blocking({
+            let state = state.clone();
+            move || Clocks::of_container(&state, &copy)
+        });
+        Ok(match clocks.await.map_err(failed)? {
+            None => self.command(),
+            Some(clocks) => {
+                let mut command = self.command_at(folder);
+                clocks.enter(&mut command);
+                command
+            }
+        })
     }
 
     async fn start_added(
         &self,
         name: &ContainerName,
+        mut command: Command,
         added: &Added,
         pid_file: &Path,
         log: &Path,
     ) -> Result<(), Error> {
-        let mut command = self.command();
         command.arg("exec");
         for variable in &added.env {
             command.args(["--env", variable]);

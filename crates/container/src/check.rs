@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::bundle::is_harmless_device;
+use crate::bundle::{is_harmless_device, is_own_terminal, is_terminal};
 use crate::rnic::is_rnic;
 
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
@@ -37,6 +37,7 @@ const GHOST_LIMIT_BYTES: u64 = 1 << 20;
 pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
+    let mounts = mounts_of(processes.keys().copied());
     for (pid, process) in &processes {
         let who = format!("process {pid} ({})", process.command);
         if process.tracer != 0 {
@@ -46,7 +47,7 @@ pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
             ));
         }
         // A process that ends while we look is no blocker.
-        for problem in descriptor_problems(*pid, rnics)
+        for problem in descriptor_problems(*pid, &mounts, rnics)
             .and_then(|mut problems| {
                 problems.extend(mapping_problems(*pid, rnics)?);
                 Ok(problems)
@@ -72,6 +73,41 @@ pub fn with_rnics(init_pid: i32) -> io::Result<Vec<(i32, String)>> {
             let of_rnic = |meta: fs::Metadata| meta.file_type().is_char_device() && is_rnic(meta.rdev());
             fs::read_link(&link).is_ok_and(|target| target.to_string_lossy() == RNIC_EVENTS)
                 || fs::metadata(&link).is_ok_and(of_rnic)
+        })
+    };
+    let found = processes.into_iter().filter(|(pid, _)| has(pid));
+    Ok(found.map(|(pid, process)| (pid, process.command)).collect())
+}
+
+/// Processes of the container that are another user's than root's, in words for an operator.
+pub fn of_users(init_pid: i32) -> io::Result<Vec<String>> {
+    let is_of_user = |pid: &i32| {
+        let status = read_text(Path::new(&format!("/proc/{pid}/status")));
+        status.is_ok_and(|status| {
+            let ids = status
+                .lines()
+                .filter_map(|line| line.strip_prefix("Uid:").or_else(|| line.strip_prefix("Gid:")));
+            ids.flat_map(str::split_ascii_whitespace).any(|id| id != "0")
+        })
+    };
+    let processes = processes_of(init_pid)?.into_iter();
+    let found = processes.filter(|(pid, _)| is_of_user(pid));
+    Ok(found
+        .map(|(pid, process)| format!("process {pid} ({}) is not root's", process.command))
+        .collect())
+}
+
+/// Processes of the container that have a terminal of its own open, with their names.
+pub fn with_terminals(init_pid: i32) -> io::Result<Vec<(i32, String)>> {
+    let processes = processes_of(init_pid)?;
+    let has = |pid: &i32| {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries.map(|entry| entry.path()).any(|link| {
+            fs::metadata(&link)
+                .is_ok_and(|meta| meta.file_type().is_char_device() && is_terminal(meta.rdev()))
         })
     };
     let found = processes.into_iter().filter(|(pid, _)| has(pid));
@@ -156,8 +192,7 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
     }
 }
 
-fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
-    let mounts = mount_ids(&read_text(Path::new(&format!("/proc/{pid}/mountinfo")))?);
+fn descriptor_problems(pid: i32, mounts: &HashSet<u32>, rnics: bool) -> io::Result<Vec<String>> {
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else {
@@ -165,7 +200,7 @@ fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
         };
         let number = entry.file_name();
         let number = number.to_string_lossy();
-        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), &mounts, rnics) {
+        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), mounts, rnics) {
             problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
         }
     }
@@ -193,6 +228,13 @@ fn descriptor_problem(
     if rnics && kind.is_char_device() && is_rnic(meta.rdev()) {
         return None;
     }
+    if kind.is_char_device() && is_own_terminal(meta.rdev()) {
+        // `criu/tty.c`, `tty_verify_ctty`: it looks for the terminal in the same process alone.
+        return Some(
+            "is its terminal by another name, which CRIU cannot write down; end the process, or have it open the terminal by its own name (tty(1))"
+                .to_owned(),
+        );
+    }
     if kind.is_char_device() && !is_harmless_device(meta.rdev()) || kind.is_block_device() {
         return Some("is a device that CRIU cannot write down".to_owned());
     }
@@ -210,6 +252,25 @@ fn descriptor_problem(
         ));
     }
     None
+}
+
+/// The mounts of all mount namespaces that these processes are in: who unshares its own has files open on those of the one before,
+/// and CRIU takes both.
+fn mounts_of(processes: impl Iterator<Item = i32>) -> HashSet<u32> {
+    let mut seen = HashSet::new();
+    let mut mounts = HashSet::new();
+    for pid in processes {
+        // One that ends while we look has nothing to say.
+        let Ok(namespace) = fs::read_link(format!("/proc/{pid}/ns/mnt")) else {
+            continue;
+        };
+        if seen.insert(namespace)
+            && let Ok(mountinfo) = read_text(Path::new(&format!("/proc/{pid}/mountinfo")))
+        {
+            mounts.extend(mount_ids(&mountinfo));
+        }
+    }
+    mounts
 }
 
 /// The ids in a `mountinfo`.
@@ -273,7 +334,10 @@ mod tests {
         let mut child = std::process::Command::new(&odd).arg("1000").spawn().unwrap();
         let pid = child.id() as i32;
         let found = processes_of(own).map(|processes| processes.get(&pid).map(|child| child.parent));
-        let (mapped, opened) = (mapping_problems(pid, false), descriptor_problems(pid, false));
+        let (mapped, opened) = (
+            mapping_problems(pid, false),
+            descriptor_problems(pid, &mounts_of([pid].into_iter()), false),
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.unwrap(), Some(own), "it is one of the processes here");

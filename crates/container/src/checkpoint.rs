@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE};
+use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE, NO_TERMINALS_VARIABLE};
 use crate::host::Host;
 use crate::name::ContainerName;
 use crate::operation::Operation;
@@ -39,6 +39,10 @@ pub struct CheckpointConfig {
     /// The container may have RNICs of the kernel's open ([`BundleConfig::rnics`](crate::BundleConfig::rnics)): CRIU is to leave them
     /// alone, by our plugin ([`HostConfig::plugin`](crate::HostConfig::plugin)).
     pub rnics: bool,
+    /// Who restores the container gives it its terminals' file system again where the images have none
+    /// ([`Restore::restore`](crate::Restore::restore)), or has a place for it. Else it is left out of the images; a container that has a
+    /// terminal open cannot be written down then.
+    pub terminals: bool,
 }
 
 /// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
@@ -61,6 +65,7 @@ impl Checkpoint {
             lazy,
             network,
             rnics,
+            terminals,
         } = config;
         let mut command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
         if lazy {
@@ -68,6 +73,9 @@ impl Checkpoint {
         }
         if let Some(network) = network {
             command.env(NETWORK_VARIABLE, network);
+        }
+        if !terminals {
+            command.env(NO_TERMINALS_VARIABLE, "1");
         }
         host.load_plugin(&mut command, rnics)?;
         Ok(Self(

@@ -42,6 +42,12 @@ pub(crate) const LAZY_VARIABLE: &str = "VERBATIM_CRIU_LAZY";
 /// [`RestoreConfig::network`]: crate::RestoreConfig::network
 pub(crate) const NETWORK_VARIABLE: &str = "VERBATIM_CRIU_NETWORK";
 
+/// The variable that tells the proxy of a dump that the container's terminals' file system is no part of the images (see
+/// [`CheckpointConfig::terminals`]).
+///
+/// [`CheckpointConfig::terminals`]: crate::CheckpointConfig::terminals
+pub(crate) const NO_TERMINALS_VARIABLE: &str = "VERBATIM_CRIU_NO_TERMINALS";
+
 /// The version of these messages: an agent finds the proxy of an earlier release's agent. They have had one form so far; who
 /// changes one finds out first whether the other side is of this release.
 #[cfg(test)]

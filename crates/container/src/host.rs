@@ -19,6 +19,9 @@ const PLUGINS_VARIABLE: &str = "CRIU_LIBS_DIR";
 /// same version with and without.
 const RETRIES_VARIABLE: &str = "VERBATIM_CRIU_RETRIES";
 
+/// Tells the plugin to leave RNICs alone.
+const RNICS_VARIABLE: &str = "VERBATIM_CRIU_RNICS";
+
 /// The first CRIU where that is so.
 const RETRIES_SINCE: Version = Version {
     major: 4,
@@ -37,7 +40,8 @@ pub struct HostConfig {
     pub proxy: PathBuf,
     /// The limit on descriptors (`RLIMIT_NOFILE`, the soft one) that containers get if they ask for none; as the caller's if `None`.
     pub descriptors: Option<u64>,
-    /// CRIU's plugin for the kernel's RNICs (`crates/criu-plugin`). Where it is missing, containers that have such RNICs are not moved.
+    /// CRIU's plugin (`crates/criu-plugin`). Where it is missing, containers that have RNICs of the kernel's are not moved, nor, without
+    /// `CAP_SYS_RESOURCE`, those with processes of other users than root.
     pub plugin: PathBuf,
 }
 
@@ -131,10 +135,30 @@ impl Host {
         }
     }
 
-    /// Has the CRIU that a command starts load our plugin, if `rnics`. It has only that one then.
+    /// Whether processes of other users than root's can be written down here; if not, why. The kernel tells root the limits of such a
+    /// process only with `CAP_SYS_RESOURCE` (`man 2 prlimit`); without it our plugin reads them from `/proc`.
+    pub fn moves_users(&self) -> Result<(), String> {
+        use rustix::thread::{CapabilitySet, capabilities};
+
+        let may_ask =
+            capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE));
+        match may_ask || self.plugin.exists() {
+            true => Ok(()),
+            false => Err(format!(
+                "this host's agent has no CAP_SYS_RESOURCE, and CRIU's plugin {}, which does without it, is missing",
+                self.plugin.display()
+            )),
+        }
+    }
+
+    /// Has the CRIU that a command starts load our plugin, which must be there if `rnics`, and then leaves RNICs alone. CRIU has only
+    /// that one then.
     pub(crate) fn load_plugin(&self, command: &mut Command, rnics: bool) -> Result<(), Error> {
         if rnics {
             self.moves_rnics()?;
+            command.env(RNICS_VARIABLE, "1");
+        }
+        if self.plugin.exists() {
             command.env(PLUGINS_VARIABLE, self.state.join(PLUGINS));
             if self.criu.version() >= RETRIES_SINCE {
                 command.env(RETRIES_VARIABLE, "1");

@@ -33,6 +33,7 @@ mod bundle;
 mod cgroup;
 mod check;
 mod checkpoint;
+mod clocks;
 mod criu;
 mod error;
 mod gate;
@@ -64,7 +65,7 @@ pub mod fuzzing {
 
 pub use bundle::{Bind, Bundle, BundleConfig, FolderMount, STARTED_NAME, Workload, has_device};
 pub use cgroup::{Cgroup, CgroupBeside, CgroupVersion, remove_cgroup_parent};
-pub use check::{added, blockers, with_rnics};
+pub use check::{added, blockers, of_users, with_rnics, with_terminals};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
 pub use error::Error;

@@ -330,6 +330,11 @@ impl Runc {
     }
 
     pub(crate) fn command(&self) -> Command {
+        self.command_at(&self.root)
+    }
+
+    /// The same with its state in another folder.
+    pub(crate) fn command_at(&self, root: &Path) -> Command {
         let bin = self.proxy.parent().expect("the proxy lies in a directory");
         let inherited = std::env::var_os("PATH").unwrap_or_default();
         let path =
@@ -340,7 +345,7 @@ impl Runc {
             .env("PATH", path)
             .env(CRIU_VARIABLE, &self.criu)
             .arg("--root")
-            .arg(&self.root);
+            .arg(root);
         if self.takes_criu_option {
             command.arg("--criu").arg(&self.proxy);
         }

@@ -1,5 +1,8 @@
-//! A plugin of CRIU that leaves the kernel's RNICs alone: it passes over what a process has of them, so that a dump neither fails nor
-//! touches a queue pair, and a dump that is given up is as if it had not been.
+//! A plugin of CRIU for what CRIU alone cannot do: it leaves the kernel's RNICs alone, and reads limits of processes of other users
+//! where root may not ask the kernel for them ([`limits`]).
+//!
+//! It passes over what a process has of RNICs, so that a dump neither fails nor touches a queue pair, and a dump that is given up is as
+//! if it had not been.
 //!
 //! | of the process | in the images | after a restore |
 //! | --- | --- | --- |
@@ -14,6 +17,8 @@
 //!
 //! CRIU loads every file of its plugins' folder whose name ends in `.so`, so this one is linked into a folder of its own
 //! (`verbatim_container::Host`). It is loaded at the restore, too: images with a file that a plugin has dumped need one.
+
+mod limits;
 
 use std::ffi::{CStr, c_char, c_int};
 use std::io;
@@ -33,6 +38,9 @@ const PLACEHOLDER_BYTES: u64 = 1 << 30;
 /// Is set for a CRIU whose hook for restored files has a second argument: that of 4.2 has not, later ones have, and the interface's version
 /// is the same.
 const RETRIES_VARIABLE: &str = "VERBATIM_CRIU_RETRIES";
+
+/// Is set for a CRIU that is to leave RNICs alone; else they are refused, as CRIU does.
+const RNICS_VARIABLE: &str = "VERBATIM_CRIU_RNICS";
 
 /// What `/proc/PID/fd` shows of a completion channel and of a context's asynchronous events (`uverbs_std_types.c`,
 /// `"[infinibandevent]"`).
@@ -101,7 +109,12 @@ pub static CR_PLUGIN_DESC: Descriptor = {
 /// Whether CRIU passes [`restore_file`] where to say that it must be asked again.
 static RETRIES: AtomicBool = AtomicBool::new(false);
 
+/// Whether RNICs are to be left alone.
+static RNICS: AtomicBool = AtomicBool::new(false);
+
 extern "C" fn begin(_stage: c_int) -> c_int {
+    limits::stand_before();
+    RNICS.store(std::env::var_os(RNICS_VARIABLE).is_some(), Ordering::Relaxed);
     RETRIES.store(std::env::var_os(RETRIES_VARIABLE).is_some(), Ordering::Relaxed);
     0
 }
@@ -110,19 +123,19 @@ extern "C" fn end(_stage: c_int, _result: c_int) {}
 
 /// `CR_PLUGIN_HOOK__DUMP_EXT_FILE`: a file of a kind that CRIU does not know. 0: no more is to be written down of it.
 extern "C" fn dump_file(fd: c_int, _id: c_int) -> c_int {
-    answer(is_events(fd).and_then(|events| Ok(events || is_rnic(fd)?)))
+    answer(|| Ok(is_events(fd)? || is_rnic(fd)?))
 }
 
 /// `CR_PLUGIN_HOOK__HANDLE_DEVICE_VMA`: a mapping of a device's file. 0: its content is none of CRIU's business.
 extern "C" fn device_mapping(fd: c_int, _file: *const libc::stat) -> c_int {
-    answer(is_rnic(fd))
+    answer(|| is_rnic(fd))
 }
 
-fn answer(ours: io::Result<bool>) -> c_int {
-    match ours {
-        Ok(true) => 0,
+fn answer(ours: impl FnOnce() -> io::Result<bool>) -> c_int {
+    match RNICS.load(Ordering::Relaxed).then(ours) {
+        Some(Ok(true)) => 0,
         // CRIU refuses what nobody takes.
-        Ok(false) | Err(_) => NOT_OURS,
+        Some(Ok(false) | Err(_)) | None => NOT_OURS,
     }
 }
 

@@ -4,7 +4,8 @@
 //! table. Only libraries that the caller names are looked at. A table may be read-only once the loader has filled it (RELRO),
 //! and is made so again.
 //!
-//! [`patch`] looks at the libraries of the caller's namespace, [`patch_namespace`] at those of one that dlmopen(3) made.
+//! [`patch`] looks at the libraries of the caller's namespace, [`patch_namespace`] at those of one that dlmopen(3) made, and
+//! [`patch_program`] at the program.
 
 #![allow(unsafe_code)]
 
@@ -57,6 +58,41 @@ pub fn patch(prefix: &str, hooks: &[Hook], loaded: &AtomicU64) -> Vec<Patched> {
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut look).cast()) };
     loaded.store(look.now, Ordering::Release);
     look.patched
+}
+
+/// Leads the calls of the program itself, and of none of its libraries, to the hooks. Gives how many entries were changed.
+pub fn patch_program(hooks: &[Hook]) -> io::Result<usize> {
+    let mut program = Program {
+        hooks,
+        entries: Ok(0),
+    };
+    // SAFETY: the callback gets what it was given, and keeps nothing. The loader's list cannot change meanwhile.
+    unsafe { libc::dl_iterate_phdr(Some(visit_program), (&raw mut program).cast()) };
+    program.entries
+}
+
+struct Program<'a> {
+    hooks: &'a [Hook],
+    entries: io::Result<usize>,
+}
+
+/// # Safety
+/// Called by `dl_iterate_phdr` with a [`Program`]: for the program first (`man 3 dl_iterate_phdr`).
+unsafe extern "C" fn visit_program(
+    info: *mut libc::dl_phdr_info,
+    _size: usize,
+    program: *mut c_void,
+) -> c_int {
+    // SAFETY: the loader's structure with its array of program headers, and what `patch_program` gave.
+    unsafe {
+        let (info, program) = (&*info, &mut *program.cast::<Program<'_>>());
+        let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+        if let Some(library) = Library::read(info.dlpi_addr as usize, headers) {
+            program.entries = library.patch(program.hooks);
+        }
+    }
+    // The others are libraries.
+    1
 }
 
 struct Look<'a> {
@@ -146,7 +182,20 @@ mod tests {
         assert_ne!((ours, seed), (42, 1), "our own call goes to the C library");
     }
 
+    #[test]
+    fn the_program_itself_is_led_elsewhere() {
+        unsafe extern "C" fn our_rand() -> c_int {
+            43
+        }
+        static HOOKS: [Hook; 1] = [Hook::new(c"rand", our_rand as *const c_void)];
+        assert_eq!(patch_program(&HOOKS).unwrap(), 1);
+        assert_eq!(patch_program(&HOOKS).unwrap(), 0, "it is as it is to be");
+        // SAFETY: rand(3) takes nothing.
+        assert_eq!(unsafe { rand() }, 43);
+    }
+
     unsafe extern "C" {
+        fn rand() -> c_int;
         fn rand_r(seed: *mut libc::c_uint) -> c_int;
     }
 }

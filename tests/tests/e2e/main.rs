@@ -22,6 +22,7 @@ mod by_name;
 mod came_back;
 mod compat;
 mod conformance;
+mod containers;
 mod drain;
 mod failures;
 mod faults;
@@ -239,6 +240,7 @@ fn main() -> ExitCode {
         faults::tests(),
         lost_rnic::tests(),
         addresses::tests(),
+        containers::tests(),
         files::tests(),
         machines::tests(),
         libvirt::tests(),

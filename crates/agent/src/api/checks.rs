@@ -12,7 +12,7 @@ use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, VOLUMES_MOVE};
+use crate::protocol::{FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, TERMINALS, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::source;
 use crate::session::volumes::obstacle;
@@ -87,6 +87,16 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         match tokio::task::spawn_blocking(move || verbatim_container::blockers(init, has_rnics)).await? {
             Ok(found) => blockers.extend(found),
             Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
+        }
+        let tools = agent.tools.clone();
+        let users = tokio::task::spawn_blocking(move || match tools.moves_users() {
+            Ok(()) => Ok(Vec::new()),
+            Err(why) => verbatim_container::of_users(init)
+                .map(|found| found.into_iter().map(|who| format!("{who}: {why}")).collect()),
+        });
+        match users.await? {
+            Ok(found) => blockers.extend(found),
+            Err(error) => blockers.push(format!("whose its processes are is not known: {error}")),
         }
         let unreached = tokio::task::spawn_blocking(move || verbatim_container::unreached_waits(init));
         // Who cannot be looked at stands in the way, which is said above.
@@ -174,6 +184,14 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     Vec::new()
                 },
             };
+            if record.machine.is_none() && !agent.peers.can(destination, TERMINALS) {
+                let open = tokio::task::spawn_blocking(move || verbatim_container::with_terminals(init));
+                blockers.extend(open.await?.unwrap_or_default().into_iter().map(|(pid, command)| {
+                    format!(
+                        "process {pid} ({command}) has a terminal, and the agent of {destination} does not know terminals; upgrade it"
+                    )
+                }));
+            }
             let unknown = agent
                 .peers
                 .must_know(destination, &agent.guests.of_instance(name));

@@ -413,7 +413,12 @@ impl Home {
             self.paths.folder.join(GATE_NAME),
             PermissionsExt::from_mode(0o666),
         )?;
-        std::fs::File::create(self.output())?;
+        let output = std::fs::File::create(self.output())?;
+        if self.record.machine.is_none() {
+            // The program opens it by its name, whoever it runs as.
+            let (user, group) = self.record.workload.user();
+            std::os::unix::fs::fchown(&output, Some(user), Some(group))?;
+        }
         match &self.record.machine {
             Some(Guest::Qemu(arguments)) if origin != Origin::Attached => {
                 machine::make_ram(&self.paths.folder, arguments.ram(), self.record.prealloc)

@@ -76,7 +76,7 @@ impl Instances {
             .await;
     }
 
-    /// Picks the first of these addresses that no instance has, here or moved from here, and that no other
+    /// Picks the first of these addresses that no instance has, here or [moved from here](super::away), and that no other
     /// reservation holds. It is kept as long as the name is reserved.
     pub fn pick_address(
         &self,
@@ -92,7 +92,7 @@ impl Instances {
         let held: BTreeSet<_> = self.held().flat_map(|(_, held)| held.addresses).collect();
         let is_free = |address: &Ipv4Addr| {
             let address = IpAddr::V4(*address);
-            !taken.contains(&address) && !held.contains(&address)
+            !taken.contains(&address) && !held.contains(&address) && self.away.whose(&address).is_none()
         };
         let address = candidates.find(is_free)?;
         reservation.hold(|held| held.addresses = vec![IpAddr::V4(address)]);
@@ -177,10 +177,10 @@ impl Instances {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn record(name: &str, address: Ipv4Addr) -> Record {
+    pub fn record(name: &str, address: Ipv4Addr) -> Record {
         let record = serde_json::json!({
             "name": name,
             "workload": {"Command": {"args": [], "env": [], "cwd": "/", "binds": []}},
@@ -222,6 +222,19 @@ mod tests {
         drop(picked);
         assert_eq!(instances.conflict(&other), None, "they came to nothing");
         assert_eq!(instances.pick_address(&reservation, range()), range().next());
+    }
+
+    #[test]
+    fn an_address_that_left_is_not_given_again() {
+        let instances = Instances::default();
+        let reservation = instances.reserve("web").unwrap();
+        let first = instances.pick_address(&reservation, range()).unwrap();
+        instances.away.leaves(&record("web", first)).unwrap();
+        drop(reservation);
+        let other = instances.reserve("other").unwrap();
+        assert_ne!(instances.pick_address(&other, range()), Some(first));
+        instances.away.ended("web").unwrap();
+        assert_eq!(instances.pick_address(&other, range()), Some(first));
     }
 
     #[test]

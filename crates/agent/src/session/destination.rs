@@ -225,6 +225,9 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     blockers.extend(room::lacking(agent, record, request));
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
+    if record.machine.is_none() {
+        blockers.extend(record.workload.lacking());
+    }
     blockers.extend(storage::unseen(&request.witnesses));
     blockers.extend(storage::devices::others(&request.devices));
     blockers.extend(tokio::task::block_in_place(|| {

@@ -101,11 +101,14 @@ pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Ve
         ("stdin", "fd/0"),
         ("stdout", "fd/1"),
         ("stderr", "fd/2"),
+        ("ptmx", "pts/ptmx"),
     ] {
         let path = dir.join(name);
         std::os::unix::fs::symlink(target, &path).map_err(|source| Error::file("link", &path, source))?;
     }
-    make_dir(&dir.join("shm"))?;
+    for mount_point in ["shm", "pts"] {
+        make_dir(&dir.join(mount_point))?;
+    }
     if rnics.is_empty() {
         make_node(&dir.join(UVERBS), &DEFAULT[0])?;
     }
@@ -142,18 +145,61 @@ fn of_host(name: impl Into<Cow<'static, str>>) -> Option<Device> {
     })
 }
 
+/// The major number of terminals' other ends (`Documentation/admin-guide/devices.txt`); more of them have those behind it.
+const TERMINALS: std::ops::RangeInclusive<u32> = 136..=143;
+
+/// `/dev/tty`.
+const OWN_TERMINAL: (u32, u32) = (5, 0);
+
+/// `/dev/ptmx`, by which a terminal is made.
+const TERMINAL_MAKER: (u32, u32) = (5, 2);
+
+/// What device rules allow beside the nodes of [`populate`]: terminals of the container's own, which have no nodes of ours.
+pub(super) fn terminal_rules() -> Vec<serde_json::Value> {
+    let rule = |major: u32, minor: Option<u32>| {
+        let mut rule = serde_json::json!({"allow": true, "type": "c", "major": major, "access": "rw"});
+        if let Some(minor) = minor {
+            rule["minor"] = minor.into();
+        }
+        rule
+    };
+    let (major, minor) = TERMINAL_MAKER;
+    vec![rule(major, Some(minor)), rule(*TERMINALS.start(), None)]
+}
+
+/// Whether character devices with this major number are terminals.
+pub(super) fn are_terminals(major: u32) -> bool {
+    TERMINALS.contains(&major)
+}
+
+/// Whether the character device with this number is a terminal, or makes them.
+pub(crate) fn is_terminal(number: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    are_terminals(major) || (major, minor) == TERMINAL_MAKER
+}
+
+/// Whether each container may use the character device with this number.
+pub(super) fn is_every_instances(major: u32, minor: u32) -> bool {
+    let of_default = DEFAULT
+        .iter()
+        .any(|device| (device.major, device.minor) == (major, minor));
+    of_default || (major, minor) == TERMINAL_MAKER || are_terminals(major)
+}
+
 /// Whether each container has the device at this path, as a node of its own: `/dev/urandom`, for one.
 pub fn has(path: &Path) -> bool {
     let name = path.strip_prefix("/dev").ok();
     name.is_some_and(|name| DEFAULT.iter().any(|device| Path::new(&*device.name) == name))
 }
 
-/// Whether CRIU restores a descriptor of the device with this number.
+/// Whether CRIU restores a descriptor of the device with this number, where it lies on the container's own mounts.
 pub(crate) fn is_harmless(number: u64) -> bool {
-    let number = (rustix::fs::major(number), rustix::fs::minor(number));
-    DEFAULT
-        .iter()
-        .any(|device| (device.major, device.minor) == number && device.name != "tty")
+    !is_own_terminal(number) && is_every_instances(rustix::fs::major(number), rustix::fs::minor(number))
+}
+
+/// Whether this is `/dev/tty`: whichever terminal the one who opens it has.
+pub(crate) fn is_own_terminal(number: u64) -> bool {
+    (rustix::fs::major(number), rustix::fs::minor(number)) == OWN_TERMINAL
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{BundleConfig, masks, spec};
+use super::{BundleConfig, fields, masks, spec, submounts};
 use crate::name::ContainerName;
 
 /// Whatever is accepted can be made ours, and is then what it must be.
@@ -23,7 +23,11 @@ pub fn bundle_config(text: &str) {
         devices: Vec::new(),
         folders: Vec::new(),
     };
-    let ours = spec::for_bundle(&config, Path::new("/user"), Path::new("/b/dev"), &[], users)
+    let _ = (fields::refusal(&users), fields::notes(&users));
+    let users = submounts::expanded(Path::new("/user"), users)
+        .expect("the mounts of this machine have names in UTF-8");
+    let (rootfs, dev) = (Path::new("/b/rootfs"), Path::new("/b/dev"));
+    let ours = spec::for_bundle(&config, Path::new("/user"), rootfs, dev, &[], users)
         .expect("what was accepted can be changed");
     assert_eq!(ours["process"]["terminal"], false);
     assert_eq!(ours["linux"]["cgroupsPath"], "/c/web");

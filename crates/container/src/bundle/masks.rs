@@ -7,6 +7,7 @@
 //! made read-only, since programs may hold files open there. Before the restored tasks run, [`complete`] puts in
 //! place whatever this host's kernel has and the container lacks.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,6 +18,7 @@ use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use serde_json::{Map, Value};
 
+use super::spec::{TERMINALS, TERMINALS_OPTIONS};
 use crate::error::Error;
 
 /// What is hidden: it tells of other users, of the machine, or of when other programs run. A file reads as empty, a folder
@@ -88,6 +90,8 @@ pub(crate) fn complete(bundle: &Path, pid: i32) -> Result<(), Error> {
 
 fn complete_inside(namespace: &File, config: &Value) -> Result<(), Error> {
     enter(namespace).map_err(|source| Error::file("enter the mount namespace", Path::new("/"), source))?;
+    give_terminals(config)
+        .map_err(|source| Error::file("mount terminals at", Path::new(TERMINALS), source))?;
     for (field, _) in LISTS {
         let paths = config["linux"][field].as_array().into_iter().flatten();
         for path in paths.filter_map(Value::as_str).map(Path::new) {
@@ -108,6 +112,40 @@ fn enter(namespace: &File) -> io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
     Ok(())
+}
+
+/// Mounts a file system of terminals where the container's configuration has one and its images had none: those of an instance that
+/// comes from a host whose agent knows of none.
+fn give_terminals(config: &Value) -> io::Result<()> {
+    let mounts = config["mounts"].as_array().into_iter().flatten();
+    let is_meant = |mount: &Value| mount["destination"] == TERMINALS && mount["type"] == "devpts";
+    let path = Path::new(TERMINALS);
+    let Some(place) = mounts
+        .into_iter()
+        .any(is_meant)
+        .then(|| open(path))
+        .transpose()?
+        .flatten()
+    else {
+        return Ok(());
+    };
+    if is_mount_point(&place)? {
+        return Ok(());
+    }
+    let options = CString::new(format!("newinstance,{}", TERMINALS_OPTIONS.join(",")))?;
+    mount(
+        "devpts",
+        path,
+        "devpts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        options.as_c_str(),
+    )?;
+    Ok(())
+}
+
+fn is_mount_point(file: &OwnedFd) -> io::Result<bool> {
+    let status = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE)?;
+    Ok(status.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Opens a path of the container, if it is there. The container's tasks do not run, but may have laid links before.

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!  BUNDLE/config.json    made by us, from a command or from the user's own bundle
-//!  BUNDLE/rootfs/        for a command: the host's root file system, bind-mounted read-only
+//!  BUNDLE/rootfs/        for a command: the host's root file system, bind-mounted read-only; for a bundle: its own
 //!  BUNDLE/run/           for a command: its `/run`, with nothing of the host's in it
 //!  BUNDLE/dev/           a small tmpfs with the device nodes of the container
 //! ```
 //!
-//! Every mount inside the container but `/proc` and `/sys` is a bind mount of something on the host, which CRIU takes
+//! Every mount inside the container but `/proc`, `/sys` and `/dev/pts` is a bind mount of something on the host, which CRIU takes
 //! for external and neither dumps nor restores: the content of a tmpfs mounted inside would be packed with `tar`,
 //! some 10 ms each, in the blackout. What the container may write and takes along when it moves lies in the
 //! instance's runtime folder:
@@ -20,13 +20,18 @@
 //! | standard output and error | `stdout` |
 
 mod device;
+mod fields;
 pub(crate) mod fuzzing;
+mod lookup;
 pub(crate) mod masks;
+mod needs;
 mod seccomp;
 mod spec;
+mod submounts;
 
 pub use device::has as has_device;
-pub(crate) use device::is_harmless as is_harmless_device;
+pub(crate) use device::{is_harmless as is_harmless_device, is_own_terminal, is_terminal};
+pub(crate) use spec::{SHELL, TERMINALS};
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -84,11 +89,41 @@ impl Workload {
         spec::text(path)?;
         let file = path.join("config.json");
         let config = std::fs::read_to_string(&file).map_err(|source| Error::file("read", &file, source))?;
-        spec::parse(&config, &file)?;
+        let spec = spec::parse(&config, &file)?;
+        let refuse = |reason| Error::Config {
+            path: file.clone(),
+            reason,
+        };
+        if let Some(reason) = fields::refusal(&spec) {
+            return Err(refuse(reason));
+        }
+        let spec = submounts::expanded(path, spec).map_err(refuse)?;
+        let config = serde_json::to_string(&spec).map_err(|error| refuse(error.to_string()))?;
         Ok(Self::Bundle {
             path: path.to_owned(),
             config,
         })
+    }
+
+    /// What a container of this gets in the place of what its configuration asks for, in words for an operator.
+    pub fn notes(&self) -> Vec<String> {
+        let Self::Bundle { config, .. } = self else {
+            return Vec::new();
+        };
+        serde_json::from_str(config).map_or_else(|_| Vec::new(), |spec| fields::notes(&spec))
+    }
+
+    /// The user and group that its first process begins with.
+    pub fn user(&self) -> (u32, u32) {
+        let Self::Bundle { config, .. } = self else {
+            return (0, 0);
+        };
+        let config: serde_json::Value = serde_json::from_str(config).unwrap_or_default();
+        let id = |field: &str| {
+            let id = config["process"]["user"][field].as_u64();
+            id.and_then(|id| u32::try_from(id).ok()).unwrap_or(0)
+        };
+        (id("uid"), id("gid"))
     }
 
     /// An annotation of a bundle.
@@ -233,7 +268,11 @@ impl Bundle {
             }
             Workload::Bundle { path, config: text } => {
                 let file = path.join("config.json");
-                spec::for_bundle(config, path, &dev, &devices, spec::parse(text, &file)?)?
+                let users = spec::parse(text, &file)?;
+                let rootfs = self.rootfs();
+                make_dir(&rootfs)?;
+                bind_alone(&spec::root_of(path, &users), &rootfs)?;
+                spec::for_bundle(config, path, &rootfs, &dev, &devices, users)?
             }
         };
         let file = self.dir.join("config.json");
@@ -297,13 +336,19 @@ fn in_run(run: &Path, path: &Path) -> Option<PathBuf> {
 ///
 /// Read-only on our side too, so that nothing that walks through the bundle can harm the host.
 fn bind_root(rootfs: &Path) -> Result<(), Error> {
-    use rustix::mount::{mount_bind, mount_change, mount_remount};
-
-    mount_bind("/", rootfs).map_err(|errno| Error::file("bind / to", rootfs, errno.into()))?;
-    mount_change(rootfs, MountPropagationFlags::PRIVATE)
-        .map_err(|errno| Error::file("make private", rootfs, errno.into()))?;
+    bind_alone(Path::new("/"), rootfs)?;
     // runc mounts a folder of ours there; below the host's own mount, if it has one, it must exist, too.
     make_dir(&rootfs.join("run"))?;
-    mount_remount(rootfs, MountFlags::BIND | MountFlags::RDONLY, "")
+    rustix::mount::mount_remount(rootfs, MountFlags::BIND | MountFlags::RDONLY, "")
         .map_err(|errno| Error::file("make read-only", rootfs, errno.into()))
+}
+
+/// Bind-mounts a root file system without what is mounted on it.
+fn bind_alone(root: &Path, rootfs: &Path) -> Result<(), Error> {
+    use rustix::mount::{mount_bind, mount_change};
+
+    mount_bind(root, rootfs)
+        .map_err(|errno| Error::file("bind to the instance's bundle", root, errno.into()))?;
+    mount_change(rootfs, MountPropagationFlags::PRIVATE)
+        .map_err(|errno| Error::file("make private", rootfs, errno.into()))
 }

@@ -2,11 +2,12 @@
 //!
 //! The user's own file is changed as JSON, field by field: types of ours would drop what they do not know.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
 use super::device::Device;
+use super::lookup::Inside;
 use super::{Bind, BundleConfig, FolderMount, RUNTIME_INSIDE, masks, seccomp};
 use crate::error::Error;
 
@@ -35,6 +36,31 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 /// The variable that tells the guest library whose RNICs to show (`docs/backends.md`).
 const BACKEND: &str = "VERBATIM_BACKEND=";
+
+/// Where a container has mounts of ours in the place of the user's: what a file system of the container's own would put into
+/// the images comes from the runtime folder.
+const REPLACED: [&str; 6] = [
+    "/dev",
+    "/dev/pts",
+    "/dev/shm",
+    "/dev/mqueue",
+    "/sys/fs/cgroup",
+    RUNTIME_INSIDE,
+];
+
+/// Whether a path of the container lies in one of those.
+pub(super) fn is_replaced(inside: &Path) -> bool {
+    REPLACED.iter().any(|path| inside.starts_with(path))
+}
+
+/// Where a container has a file system of terminals.
+pub(crate) const TERMINALS: &str = "/dev/pts";
+
+/// Of that file system: everybody may make a terminal, and the group `tty` may write to others'.
+pub(super) const TERMINALS_OPTIONS: [&str; 3] = ["ptmxmode=0666", "mode=0620", "gid=5"];
+
+/// What opens a program's standard streams.
+pub(crate) const SHELL: &str = "/bin/sh";
 
 /// Runs its arguments with the standard streams opened inside the container. CRIU refuses to dump a descriptor of a
 /// file that is not on one of the container's own mounts, and the file is to move with the runtime folder.
@@ -111,6 +137,7 @@ pub(super) fn for_command(
         json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
                "options": ["nosuid", "noexec", "nodev", "ro"]}),
         bind(dev, "/dev", &["nosuid", "noexec", "ro"])?,
+        terminals(),
         bind(&runtime.join("shm"), "/dev/shm", &["nosuid", "nodev"])?,
         bind(&runtime.join("tmp"), "/tmp", &["nosuid", "nodev"])?,
         bind(run, "/run", &["nosuid", "nodev", "noexec", "ro"])?,
@@ -151,17 +178,22 @@ pub(super) fn for_command(
     Ok(spec)
 }
 
-/// The user's configuration, changed so that the container can be moved.
+/// The root file system that a user's configuration names.
+pub(super) fn root_of(bundle: &Path, spec: &Value) -> PathBuf {
+    bundle.join(spec["root"]["path"].as_str().unwrap_or_default())
+}
+
+/// The user's configuration, changed so that the container can be moved. `rootfs` is what its root file system is bound to.
 pub(super) fn for_bundle(
     config: &BundleConfig,
     bundle: &Path,
+    rootfs: &Path,
     dev: &Path,
     devices: &[Device],
     mut spec: Value,
 ) -> Result<Value, Error> {
-    let root = bundle.join(spec["root"]["path"].as_str().expect("`parse` looked"));
-    let has_shell = root.join("bin/sh").exists();
-    spec["root"]["path"] = text(&root)?.into();
+    let has_shell = Inside::of(bundle, &spec).has(SHELL);
+    spec["root"]["path"] = text(rootfs)?.into();
 
     let process = object(&mut spec, "process");
     process.insert("terminal".to_owned(), json!(false));
@@ -177,18 +209,10 @@ pub(super) fn for_bundle(
     process.insert("rlimits".to_owned(), Value::Array(rlimits));
 
     let mut mounts = array(spec.as_object_mut().expect("`parse` looked into it"), "mounts");
-    // What a file system of the container's own would put into the images comes from the runtime folder instead.
-    let replaced = [
-        "/dev",
-        "/dev/pts",
-        "/dev/shm",
-        "/dev/mqueue",
-        "/sys/fs/cgroup",
-        RUNTIME_INSIDE,
-    ];
-    mounts.retain(|mount| !replaced.iter().any(|path| mount["destination"] == *path));
+    mounts.retain(|mount| !REPLACED.iter().any(|path| mount["destination"] == *path));
     let runtime = &config.runtime;
     mounts.push(bind(dev, "/dev", &["nosuid", "noexec", "ro"])?);
+    mounts.push(terminals());
     mounts.push(bind(&runtime.join("shm"), "/dev/shm", &["nosuid", "nodev"])?);
     mounts.push(bind(runtime, RUNTIME_INSIDE, &["nosuid", "nodev"])?);
     mounts.extend(folders(config)?);
@@ -213,7 +237,7 @@ pub(super) fn for_bundle(
 }
 
 fn with_streams(args: Vec<Value>) -> Vec<Value> {
-    let mut wrapped: Vec<Value> = ["/bin/sh", "-c", OPEN_STREAMS, "sh"].map(Value::from).into();
+    let mut wrapped: Vec<Value> = [SHELL, "-c", OPEN_STREAMS, "sh"].map(Value::from).into();
     wrapped.extend(args);
     wrapped
 }
@@ -240,6 +264,12 @@ fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Result<Vec<Value>,
 fn bind(source: &Path, destination: &str, options: &[&str]) -> Result<Value, Error> {
     let options: Vec<_> = ["bind"].iter().chain(options).collect();
     Ok(json!({"destination": destination, "type": "bind", "source": text(source)?, "options": options}))
+}
+
+/// A file system of terminals of the container's own, which CRIU makes again, with the terminals that are open.
+fn terminals() -> Value {
+    json!({"destination": TERMINALS, "type": "devpts", "source": "devpts",
+           "options": ["nosuid", "noexec", "newinstance", TERMINALS_OPTIONS[0], TERMINALS_OPTIONS[1], TERMINALS_OPTIONS[2]]})
 }
 
 fn folders(config: &BundleConfig) -> Result<Vec<Value>, Error> {
@@ -278,6 +308,7 @@ fn device_rules(devices: &[Device]) -> Vec<Value> {
         };
         json!({"allow": true, "type": kind, "major": device.major, "minor": device.minor, "access": access})
     });
+    let allow = allow.chain(super::device::terminal_rules());
     std::iter::once(deny).chain(allow).collect()
 }
 
@@ -344,9 +375,17 @@ mod tests {
                       "seccomp": {"defaultAction": "SCMP_ACT_ALLOW"},
                       "namespaces": [{"type": "network"}, {"type": "cgroup"}]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
-        let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        let spec = for_bundle(
+            &config(),
+            Path::new("/user"),
+            Path::new("/b/rootfs"),
+            Path::new("/b/dev"),
+            &[],
+            spec,
+        )
+        .unwrap();
         assert_eq!(spec["future"]["x"], 1);
-        assert_eq!(spec["root"]["path"], "/user/rootfs");
+        assert_eq!(spec["root"]["path"], "/b/rootfs");
         assert_eq!(
             spec["process"]["args"],
             json!(["serve", "-v"]),
@@ -371,6 +410,17 @@ mod tests {
         assert_eq!(at("/dev")["type"], "bind");
         assert_eq!(at(RUNTIME_INSIDE)["source"], "/run/verbatim/instances/web");
         at("/data");
+        let place = |path: &str| {
+            mounts
+                .iter()
+                .position(|mount| mount["destination"] == path)
+                .unwrap()
+        };
+        assert!(
+            place("/dev") < place("/dev/pts"),
+            "one of the container's own, on its /dev"
+        );
+        assert_eq!(at("/dev/pts")["type"], "devpts");
     }
 
     /// What tells of the host is hidden, and what sets it is read-only.
@@ -401,7 +451,15 @@ mod tests {
         let text = r#"{"root": {"path": "r"}, "process": {"args": ["a"], "rlimits": 1}, "mounts": "none",
             "linux": {"resources": 5, "seccomp": null, "maskedPaths": "/a", "readonlyPaths": [7]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
-        let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        let spec = for_bundle(
+            &config(),
+            Path::new("/user"),
+            Path::new("/b/rootfs"),
+            Path::new("/b/dev"),
+            &[],
+            spec,
+        )
+        .unwrap();
         assert_guarded(&spec);
         assert_eq!(spec["linux"]["seccomp"], seccomp::profile());
         assert_eq!(
@@ -502,7 +560,15 @@ mod tests {
         };
         let text = r#"{"root": {"path": "rootfs"}, "process": {"args": ["serve"]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
-        let spec = for_bundle(&with, Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        let spec = for_bundle(
+            &with,
+            Path::new("/user"),
+            Path::new("/b/rootfs"),
+            Path::new("/b/dev"),
+            &[],
+            spec,
+        )
+        .unwrap();
         let mounts = spec["mounts"].as_array().unwrap();
         let last = &mounts[mounts.len() - 2..];
         assert_eq!(

@@ -21,7 +21,7 @@ pub fn criu_messages(message: &[u8]) {
     let _ = request::operation(message);
     let _ = request::response(message);
     // Of no process: its descriptors cannot be opened.
-    if let Ok(adapted) = request::adapt(message, i32::MAX, &request::Private::InImages, &[]) {
+    if let Ok(adapted) = request::adapt(message, i32::MAX, &request::Private::InImages, &[], &[]) {
         let again: Result<Vec<_>, _> = wire::fields(&adapted.message).collect();
         assert!(again.is_ok(), "what goes to CRIU is well formed");
     }

@@ -16,9 +16,11 @@ use verbatim_seqpacket::{Error, Listener, Socket};
 
 use super::lazy::{self, Connection, PageServer};
 use super::request::{self, Private, Response};
+use crate::bundle::TERMINALS;
 use crate::cgroup::{Cgroup, CgroupVersion, LIMIT};
 use crate::gate::{
-    CGROUP_VARIABLE, CONNECT, Kind, LAZY_VARIABLE, Order, Report, Stop, held_path, monotonic_now,
+    CGROUP_VARIABLE, CONNECT, Kind, LAZY_VARIABLE, NO_TERMINALS_VARIABLE, Order, Report, Stop, held_path,
+    monotonic_now,
 };
 use crate::marker;
 use crate::operation::go_on;
@@ -54,7 +56,9 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         Some(cgroup) => handed_over(cgroup).context("the RNICs of the container's processes")?,
         None => Vec::new(),
     };
-    let adapted = request::adapt(&request, runc_pid, &private, &external)?;
+    let no_terminals = kind == Kind::Dump && std::env::var_os(NO_TERMINALS_VARIABLE).is_some();
+    let skipped: &[&str] = if no_terminals { &[TERMINALS] } else { &[] };
+    let adapted = request::adapt(&request, runc_pid, &private, &external, skipped)?;
     let marked = match kind {
         Kind::Restore => Some(mark(adapted.work.as_ref(), runc_pid)?),
         Kind::Dump | Kind::PreDump => None,

@@ -189,12 +189,14 @@ pub(super) enum Private {
 }
 
 /// Makes runc's request ours: CRIU is to look for its directories among our descriptors, and to leave out what costs
-/// time in a blackout and is not needed here. `external` are files that it is to pass over, by its names for them.
+/// time in a blackout and is not needed here. `external` are files that it is to pass over, by its names for them; `skipped` are mounts that
+/// it is to pass over beside the masks.
 pub(super) fn adapt(
     request: &[u8],
     runc_pid: i32,
     private: &Private,
     external: &[String],
+    skipped: &[&str],
 ) -> anyhow::Result<Adapted> {
     let options = wire::find_bytes(request, req::OPTS)?.context("runc's request has no options")?;
     let mut directories = Vec::new();
@@ -227,7 +229,7 @@ pub(super) fn adapt(
         }
     }
     // They are no part of the images: the destination puts its own in place.
-    for path in crate::bundle::masks::MASKED {
+    for path in crate::bundle::masks::MASKED.iter().chain(skipped) {
         wire::put_bytes(&mut ours, opts::SKIP_MNT, path.as_bytes());
     }
     let replaced: Vec<Number> = wire::fields(&ours)
@@ -288,7 +290,7 @@ mod tests {
         let directory = File::open("/").unwrap();
         let request = dump(directory.as_raw_fd());
         assert_eq!(operation(&request), Ok(Some(Kind::Dump)));
-        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &[]).unwrap();
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &[], &[]).unwrap();
         assert_eq!(operation(&adapted.message), Ok(Some(Kind::Dump)));
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         assert_eq!(wire::find(options, opts::LAZY_PAGES), Ok(None));
@@ -324,13 +326,27 @@ mod tests {
         let directory = File::open("/").unwrap();
         let request = dump(directory.as_raw_fd());
         let external = ["file[1e:5]".to_owned()];
-        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &external).unwrap();
+        let adapted = adapt(
+            &request,
+            std::process::id() as i32,
+            &Private::InImages,
+            &external,
+            &["/dev/pts"],
+        )
+        .unwrap();
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         let named = wire::fields(options).map(|field| field.unwrap());
         let named = named.filter(|field| field.number == opts::EXTERNAL);
         let named: Vec<_> = named.map(|field| field.value).collect();
         let expected = [&b"mnt[/etc/hosts]"[..], b"file[1e:5]"].map(wire::Value::Bytes);
         assert_eq!(named, expected);
+        let skipped = wire::fields(options).map(|field| field.unwrap());
+        let skipped = skipped.filter(|field| field.number == opts::SKIP_MNT);
+        assert!(
+            skipped
+                .map(|field| field.value)
+                .any(|path| path == wire::Value::Bytes(b"/dev/pts"))
+        );
     }
 
     #[test]
@@ -347,7 +363,7 @@ mod tests {
             message
         };
         assert_eq!(operation(&request), Ok(Some(Kind::PreDump)));
-        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &[]).unwrap();
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &[], &[]).unwrap();
         assert_eq!(operation(&adapted.message), Ok(Some(Kind::PreDump)));
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         assert_eq!(wire::find_bytes(options, 14), Ok(Some(&b"../1"[..])));
@@ -364,6 +380,7 @@ mod tests {
             &dump(directory.as_raw_fd()),
             std::process::id() as i32,
             &private,
+            &[],
             &[],
         )
         .unwrap();

@@ -58,6 +58,7 @@ pub fn the_gates_sockets(world: &mut World) {
             lazy: world.a.lazy.get(),
             network: None,
             rnics: false,
+            terminals: true,
         };
         let taken = world
             .runtime

@@ -190,6 +190,7 @@ impl TestHost {
             lazy: self.lazy.get(),
             network: self.apart.get().then(|| self.network(name)),
             rnics: false,
+            terminals: true,
         };
         Checkpoint::prepare(&self.host, config).await
     }

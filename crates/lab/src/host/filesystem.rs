@@ -37,9 +37,13 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
     let state = host_dir.join("state");
     fs::create_dir_all(&state).map_err(Error::io(format!("make {}", state.display())))?;
 
-    // Before anything else: what is mounted here must not show up on the machine.
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(Error::io("make the host's mounts private"))?;
+    // Before anything else: what is mounted here must not show up on the machine. What the machine mounts later shows up here, as on
+    // any host.
+    mount_change(
+        "/",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )
+    .map_err(Error::io("keep the host's mounts from the machine"))?;
     // What outlives the host's programs, as a disk does. From here on the machine's `/run` goes out of sight.
     let what = "take the host's state along";
     let tree = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

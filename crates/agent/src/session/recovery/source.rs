@@ -273,6 +273,7 @@ impl Recovery {
             lazy: false,
             network: None,
             rnics: false,
+            terminals: true,
         };
         let dumped = Dumped::take_over(&self.agent.tools, checkpoint, held).await;
         if dumped.is_err()

@@ -19,7 +19,7 @@ use crate::instances::{machine, volumes};
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
+use crate::protocol::{IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, TERMINALS, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -46,6 +46,8 @@ impl Source {
             .journal
             .write(self.session, Role::Source, What::Opened(parties))
             .context("the journal cannot be written")?;
+        let (agent, record) = (self.agent.clone(), self.record().clone());
+        tokio::task::spawn_blocking(move || agent.instances.away.leaves(&record)).await??;
         self.takes_all().await?;
         if let Some(blocker) = rnics::blockers(&self.agent, self.record(), &to).first() {
             bail!("{blocker}");
@@ -272,6 +274,7 @@ impl Source {
             lazy: self.ahead.fills(),
             network: self.agent.peers.can(&to, NETWORK).then(|| paths.network.clone()),
             rnics: !self.record().rnics.is_empty(),
+            terminals: self.agent.peers.can(&to, TERMINALS),
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),
