@@ -46,6 +46,8 @@ pub enum Token {
     Events(u32),
     /// The time that was waited for.
     Clock,
+    /// Changes of the host's links.
+    Links,
 }
 
 /// The time by which [`Wait::Until`] is meant: the monotonic clock.
@@ -77,6 +79,7 @@ impl Token {
             Self::Events(id) => (8, id),
             Self::Clock => (9, 0),
             Self::CmChannel(id) => (10, id),
+            Self::Links => (11, 0),
         };
         kind << 32 | u64::from(id)
     }
@@ -95,6 +98,7 @@ impl Token {
             8 => Self::Events(id),
             9 => Self::Clock,
             10 => Self::CmChannel(id),
+            11 => Self::Links,
             kind => unreachable!("no token of kind {kind} was encoded"),
         }
     }

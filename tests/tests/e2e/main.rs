@@ -33,6 +33,7 @@ mod machines;
 mod many;
 mod migration;
 mod nemesis;
+mod network;
 mod objects;
 mod on_demand;
 mod pause;
@@ -237,6 +238,7 @@ fn main() -> ExitCode {
         faults::tests(),
         lost_rnic::tests(),
         addresses::tests(),
+        network::tests(),
         files::tests(),
         machines::tests(),
         libvirt::tests(),
