@@ -20,6 +20,7 @@ pub mod filling;
 mod freeze;
 pub mod home;
 pub mod machine;
+pub mod network;
 pub mod record;
 pub mod recovery;
 mod reserved;

@@ -39,6 +39,7 @@ mod kernel_rnics;
 mod load;
 mod memory;
 mod method;
+mod mtu;
 mod nic_listeners;
 mod own_files;
 mod own_state;

@@ -87,6 +87,9 @@ pub const INSTANCE_FILES: &str = "instance-files";
 /// It drops frames of instances with addresses of others (`RunRequest.further_addresses`).
 pub const ADDRESS_FILTER: &str = "address-filter";
 
+/// It makes the network namespace of an instance what it was at the source ([`instances::network`](crate::instances::network)).
+pub const NETWORK_STATE: &str = "network-state";
+
 /// It compares the processor, machine type and TPM that a virtual machine needs with its own
 /// (`OpenRequest.machine`).
 pub const MACHINE_FITS: &str = "machine-fits";
@@ -121,6 +124,7 @@ const CAPABILITIES: &[&str] = &[
     MACHINE_FITS,
     DISK_SERVERS,
     TERMINALS,
+    NETWORK_STATE,
 ];
 
 /// All of them, as they are said.

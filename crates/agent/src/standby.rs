@@ -49,6 +49,19 @@ fn open(nic: &Path, name: &str) -> anyhow::Result<(Connection, Vec<[u8; 16]>)> {
     }
 }
 
+/// The `active_mtu` of the RNIC's port, as `enum ibv_mtu` numbers it.
+pub fn active_mtu(nic: &Path) -> anyhow::Result<u8> {
+    let request = |version| Request::OpenContext {
+        version,
+        name: "agent".to_owned(),
+    };
+    let (_connection, received) = Connection::begin(connect(nic)?, request, &[])?;
+    match received.message {
+        Reply::Context { port, .. } => Ok(port.active_mtu),
+        other => bail!("the RNIC opens no context: {other:?}"),
+    }
+}
+
 /// The RNIC's GID table.
 pub fn gids(nic: &Path) -> anyhow::Result<Vec<[u8; 16]>> {
     Ok(open(nic, "agent")?.1)

@@ -29,7 +29,10 @@ use verbatim_filter::LinkFilter;
 use crate::netlink::{Change, LinkIndex, Netlink};
 
 mod announce;
+mod contents;
 mod tap;
+
+pub use contents::Contents;
 
 /// The instance's end of its link.
 const INSIDE: &str = "eth0";
@@ -107,6 +110,25 @@ pub enum NetworkError {
         /// Why it failed.
         #[source]
         source: io::Error,
+    },
+    /// The namespace cannot be made what it was elsewhere.
+    #[error("the network namespace {} cannot be what it was", .path.display())]
+    Contents {
+        /// The namespace's file.
+        path: PathBuf,
+        /// What of it cannot.
+        #[source]
+        source: verbatim_netns::Error,
+    },
+    /// Its links take larger packets than those of this host.
+    #[error(
+        "eth0 of the instance has an MTU of {wanted}, and links of this host take {mtu}: start its agent with `--mtu {wanted}`"
+    )]
+    Mtu {
+        /// What it has.
+        wanted: u32,
+        /// What is possible here.
+        mtu: u32,
     },
 }
 
@@ -323,6 +345,16 @@ impl Network {
         let mut found = self.step("read the addresses", found)?;
         found.retain(|address| !filter.allows(*address));
         Ok(found)
+    }
+
+    /// What its programs make of the namespace; nothing of a virtual machine's, whose programs are not in it.
+    pub fn contents(&self) -> Result<Option<Contents>, NetworkError> {
+        if !self.announces {
+            return Ok(None);
+        }
+        let namespace = self.step("open the namespace", File::open(&self.path))?;
+        let (path, mac) = (self.path.clone(), mac_of(self.address));
+        Ok(Some(Contents::new(namespace, path, mac)))
     }
 
     /// Removes what an agent that died may have left of a network at `path`; nothing if there is nothing.

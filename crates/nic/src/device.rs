@@ -76,6 +76,38 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Takes over what the MTU of the host's link allows now.
+    pub fn follow_link(&mut self) {
+        // One that has gone has none; packets say so.
+        let Ok(mtu) = self.interface.mtu_now() else {
+            return;
+        };
+        if mtu == self.interface.mtu {
+            return;
+        }
+        self.interface.mtu = mtu;
+        let (before, now) = (self.port.active_mtu, self.interface.active_mtu());
+        self.port.active_mtu = now;
+        let interface = &self.interface.name;
+        match now < before {
+            true => tracing::warn!(
+                interface,
+                mtu,
+                active_mtu = 128 << now,
+                before = 128 << before,
+                "the MTU of the link has fallen, and active_mtu with it: packets of queue pairs with a larger path MTU do not leave"
+            ),
+            false => tracing::info!(
+                interface,
+                mtu,
+                active_mtu = 128 << now,
+                "the MTU of the link is another"
+            ),
+        }
+    }
+}
+
 /// An address as a GID: IPv6, or IPv4 mapped into it.
 pub fn gid(address: IpAddr) -> [u8; 16] {
     match address {

@@ -45,6 +45,7 @@ use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
 use crate::error::NicError;
 use crate::interface::Interface;
+use crate::link::LinkWatch;
 use crate::objects::Objects;
 use crate::poller::{Poller, Token, Wait, now};
 use crate::qp::{Effects, QueuePair};
@@ -75,6 +76,7 @@ pub struct Nic {
     buffer: Box<[u8]>,
     poller: Poller,
     main_listener: Endpoint,
+    links: LinkWatch,
     listeners: listeners::Listeners,
     clients: Clients,
     tenants: Tenants,
@@ -144,6 +146,8 @@ impl Nic {
             }
         }
         poller.add(&main_listener, Token::MainListener)?;
+        let links = LinkWatch::open()?;
+        poller.add(&links, Token::Links)?;
         let end = SocketAddr::new(address, UDP_PORT);
         let flow = Flow::new(end, end).expect("both are of one family");
         tracing::info!(
@@ -172,6 +176,7 @@ impl Nic {
             buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(),
             poller,
             main_listener,
+            links,
             listeners: listeners::Listeners::default(),
             effects: Effects::default(),
             touched: Touched::default(),
@@ -424,6 +429,10 @@ impl Nic {
                 // These are only there to wake the loop; the turn reads the doorbells and looks at the time.
                 Token::Doorbell(_) | Token::Clock => continue,
                 Token::MainListener => self.accept(token),
+                Token::Links => {
+                    self.links.take();
+                    self.device.follow_link();
+                }
                 Token::Listener(id) => {
                     self.accept(token);
                     // One that was shut down is readable for ever, and on a non-blocking one accept4 only ever says EAGAIN.

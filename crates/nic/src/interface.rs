@@ -74,6 +74,11 @@ impl Interface {
         self.addresses[0]
     }
 
+    /// The MTU of the link now, in bytes.
+    pub fn mtu_now(&self) -> Result<u32, NicError> {
+        mtu(&self.name)
+    }
+
     /// The largest `enum ibv_mtu` whose packets fit the interface.
     pub fn active_mtu(&self) -> u8 {
         (1..=5)

@@ -44,6 +44,7 @@ mod engine;
 mod error;
 #[allow(unsafe_code)]
 mod interface;
+mod link;
 mod memory;
 mod multicast;
 mod names;

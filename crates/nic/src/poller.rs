@@ -48,6 +48,8 @@ pub enum Token {
     Events(u32),
     /// The time that was waited for.
     Clock,
+    /// Changes of the host's links.
+    Links,
 }
 
 /// The time by which [`Wait::Until`] is meant: the monotonic clock.
@@ -80,6 +82,7 @@ impl Token {
             Self::Clock => (9, 0),
             Self::CmChannel(id) => (10, id),
             Self::Requests(index) => (11, index),
+            Self::Links => (12, 0),
         };
         kind << 32 | u64::from(id)
     }
@@ -99,6 +102,7 @@ impl Token {
             9 => Self::Clock,
             10 => Self::CmChannel(id),
             11 => Self::Requests(id),
+            12 => Self::Links,
             kind => unreachable!("no token of kind {kind} was encoded"),
         }
     }

@@ -35,6 +35,7 @@ mod machines;
 mod many;
 mod migration;
 mod nemesis;
+mod network;
 mod objects;
 mod on_demand;
 mod pause;
@@ -241,6 +242,7 @@ fn main() -> ExitCode {
         lost_rnic::tests(),
         addresses::tests(),
         containers::tests(),
+        network::tests(),
         files::tests(),
         machines::tests(),
         libvirt::tests(),

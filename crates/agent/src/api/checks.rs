@@ -8,11 +8,14 @@ use crate::instances::filling::{self, Missing};
 use crate::instances::machine::{self, qemu};
 use crate::instances::recovery;
 use crate::instances::storage::{Witnesses, devices, images};
-use crate::instances::volumes;
+use crate::instances::{network, volumes};
 use crate::memory::private;
+use crate::mtu;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, TERMINALS, VOLUMES_MOVE};
+use crate::protocol::{
+    FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, NETWORK_STATE, TERMINALS, VOLUMES_MOVE,
+};
 use crate::session::rnics;
 use crate::session::source;
 use crate::session::volumes::obstacle;
@@ -69,6 +72,23 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             format!("nothing leaves {name} with its address {address}, here or on {destination}: `verbatim run --allow-address {address}` lets it")
         })),
         Err(error) => notes.push(format!("the addresses that {name} gave itself are not known: {error}")),
+    }
+    let network = match network::reader().await {
+        Ok(reader) => network::look(&instance, &reader).await,
+        Err(error) => Err(error),
+    };
+    let network = match network {
+        Ok(found) => found,
+        Err(error) => {
+            blockers.push(format!(
+                "the network namespace of {name} cannot be looked at: {error:#}"
+            ));
+            None
+        }
+    };
+    if let Some(found) = &network {
+        blockers.extend(found.obstacles.iter().cloned());
+        notes.extend(found.notes.iter().cloned());
     }
     let mut needs = String::new();
     let has_rnics = !record.rnics.is_empty();
@@ -183,6 +203,11 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 } else {
                     Vec::new()
                 },
+                link_mtu: network::link_mtu(network.as_ref()),
+                path_mtu: match has_rnics {
+                    true => 0,
+                    false => path_mtu(agent, name).await,
+                },
             };
             if record.machine.is_none() && !agent.peers.can(destination, TERMINALS) {
                 let open = tokio::task::spawn_blocking(move || verbatim_container::with_terminals(init));
@@ -192,6 +217,11 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     )
                 }));
             }
+            let can = agent.peers.can(destination, NETWORK_STATE);
+            let unknown = network
+                .as_ref()
+                .and_then(|found| network::unknown(&instance, found, destination, can));
+            blockers.extend(unknown);
             let unknown = agent
                 .peers
                 .must_know(destination, &agent.guests.of_instance(name));
@@ -259,4 +289,9 @@ async fn adopted_bytes(agent: &Shared, name: &str) -> u64 {
         .iter()
         .map(|(_, road_map)| source::memory_bytes(road_map))
         .sum()
+}
+
+async fn path_mtu(agent: &Shared, name: &str) -> u32 {
+    let described = source::describe(agent, name).await.unwrap_or_default();
+    mtu::of_queue_pairs(described.iter().map(|(_, road_map)| road_map))
 }

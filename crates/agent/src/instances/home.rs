@@ -26,7 +26,9 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
-use verbatim_container::{Bundle, BundleConfig, FolderMount, Link, Network, NetworkConfig, NetworkError};
+use verbatim_container::{
+    Bundle, BundleConfig, Contents, FolderMount, Link, Network, NetworkConfig, NetworkError,
+};
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 use verbatim_session::recovery::{self, Brought};
 
@@ -391,6 +393,12 @@ impl Home {
     pub fn filtered_addresses(&self) -> Result<Vec<IpAddr>, NetworkError> {
         let parts = self.parts();
         parts.network.as_ref().map_or(Ok(Vec::new()), Network::filtered)
+    }
+
+    /// What its programs make of their network namespace; nothing of a virtual machine's.
+    pub fn network_contents(&self) -> Result<Option<Contents>, NetworkError> {
+        let parts = self.parts();
+        parts.network.as_ref().map_or(Ok(None), Network::contents)
     }
 
     /// Puts the guest library and the gate into the folder of a new instance, or the guest's RAM. `origin` is nothing to a container.

@@ -20,8 +20,9 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use verbatim_bulk::Incoming;
 use verbatim_channel::{ClaimedContext, MovedEndpoint};
-use verbatim_container::{Link, RestoreConfig};
+use verbatim_container::{Contents, Link, RestoreConfig};
 use verbatim_fill::Filler;
+use verbatim_netns::State as NetworkState;
 use verbatim_session::decision::Outcome;
 use verbatim_session::decision::destination::{Destination as Machine, Event, State};
 use verbatim_session::record::{Note, Parties, What};
@@ -42,9 +43,10 @@ use crate::instances::machine::arriving::Arriving;
 use crate::instances::machine::{Origin, RAM, leaving};
 use crate::instances::record::Record;
 use crate::instances::tasks::{Restore, Restored};
-use crate::instances::{Instance, Reservation, machine, storage, volumes as disks};
+use crate::instances::{Instance, Reservation, machine, network, storage, volumes as disks};
 use crate::keeper::Keeper;
 use crate::memory::place::Placer;
+use crate::mtu;
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
@@ -158,6 +160,7 @@ impl Destinations {
         }
         opening.home = Some(made?);
         opening.may_lack = request.post_copy;
+        opening.path_mtu = request.path_mtu;
         Ok(())
     }
 
@@ -223,6 +226,10 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
         ));
     }
     blockers.extend(room::lacking(agent, record, request));
+    blockers.extend(network::narrower(request.link_mtu, agent.config.mtu));
+    blockers.extend(tokio::task::block_in_place(|| {
+        mtu::lacking(&agent.config.nic_socket(), agent.name(), request.path_mtu)
+    }));
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
     if record.machine.is_none() {
@@ -304,6 +311,10 @@ pub struct Destination {
     /// It has copies of the contexts' connections until they are claimed.
     keeper: Option<Keeper>,
     restore: Option<Restore>,
+    /// How the network namespace was made here, of a container.
+    network: Option<(Contents, NetworkState)>,
+    /// The largest path MTU of the instance's queue pairs in bytes.
+    path_mtu: u32,
     restored: Option<Restored>,
     /// The first of the restored processes, in the host's PID namespace.
     init_pid: Option<i32>,
@@ -359,6 +370,8 @@ impl Destination {
             partners: Vec::new(),
             keeper: None,
             restore: None,
+            network: None,
+            path_mtu: 0,
             restored: None,
             init_pid: None,
             instance: None,
@@ -545,6 +558,13 @@ impl Destination {
             let started = tokio::task::spawn_blocking(move || filling::start(&agent, &paths));
             self.filler = Some(started.await.context("starting who gives memory panicked")??);
         }
+        let contents = self.home()?.network_contents()?;
+        self.network = tokio::task::spawn_blocking(move || {
+            let contents = contents.map(|contents| contents.as_made().map(|made| (contents, made)));
+            contents.transpose()
+        })
+        .await
+        .context("reading the network namespace panicked")??;
         let restore = verbatim_container::Restore::prepare(&self.agent.tools, restore).await?;
         self.restore = Some(Restore::Container(restore));
         Ok(())
@@ -571,16 +591,48 @@ impl Destination {
             tokio::task::block_in_place(|| home.take_volumes(config, Some(self.session)))?;
         }
         self.lacks_nothing()?;
+        self.place_network().await?;
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.
         let refused = filling::refused(self.filler.as_ref());
-        let restored = tokio::select! {
-            restored = restore.restore() => restored?,
+        // The link may be another one since the queue pairs were made.
+        let narrow = mtu::still_lacking(
+            self.agent.config.nic_socket(),
+            self.agent.name().to_owned(),
+            self.path_mtu,
+        );
+        let (restored, narrow) = tokio::select! {
+            (restored, narrow) = async { tokio::join!(restore.restore(), narrow) } => (restored?, narrow),
             why = refused => bail!("the tasks' memory is not all there: {why}"),
         };
+        // Kept before anything else is looked at, so that it is undone.
+        let init = restored.pid();
         self.restored = Some(restored);
+        if let Some(narrow) = narrow? {
+            bail!("{narrow}");
+        }
+        if let Some(init) = init
+            && self.home()?.record.machine.is_none()
+        {
+            let images = self.home()?.paths.images.clone();
+            let joined = tokio::task::spawn_blocking(move || network::join_groups(init, &images));
+            joined.await.context("joining multicast groups panicked")??;
+        }
         self.decide(Event::Restored).await;
         Ok(milliseconds(begun.elapsed()))
+    }
+
+    /// Makes of the network namespace what it was at the source, which tasks and their sockets need.
+    async fn place_network(&mut self) -> anyhow::Result<()> {
+        let Some((contents, made)) = self.network.take() else {
+            return Ok(());
+        };
+        let images = self.home()?.paths.images.clone();
+        let placed = tokio::task::spawn_blocking(move || match network::read(&images)? {
+            Some(wanted) => Ok(contents.place(&wanted, &made)?),
+            None => Ok(()),
+        });
+        placed.await.context("making the network namespace panicked")?
     }
 
     fn contexts_are_alive(&self) -> anyhow::Result<()> {

@@ -40,6 +40,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap};
 use verbatim_container::Checkpoint;
+use verbatim_netns::Reader;
 use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
 use verbatim_session::record::Note;
@@ -205,6 +206,8 @@ struct Source {
     /// It has copies of them.
     keeper: Option<Keeper>,
     gate_closed: bool,
+    /// Who reads its network namespace, of a container.
+    network: Option<Reader>,
     detached: bool,
     dumped: Option<Dumped>,
     /// What of it the destination has.
@@ -285,6 +288,7 @@ impl Source {
             quiesced: Vec::new(),
             keeper: None,
             gate_closed: false,
+            network: None,
             detached: false,
             dumped: None,
             images: None,

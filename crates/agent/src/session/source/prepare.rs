@@ -15,11 +15,14 @@ use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::instances::storage::{Witnesses, devices, images};
-use crate::instances::{machine, volumes};
+use crate::instances::{machine, network, volumes};
 use crate::keeper::Keeper;
 use crate::memory::private;
+use crate::mtu;
 use crate::proto;
-use crate::protocol::{IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, TERMINALS, VOLUMES_MOVE};
+use crate::protocol::{
+    IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, NETWORK_STATE, TERMINALS, VOLUMES_MOVE,
+};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -113,6 +116,7 @@ impl Source {
         if let Some(untried) = witnesses.untried().first() {
             bail!("{untried}");
         }
+        let link_mtu = self.look_at_network(&to).await?;
         let can_compare = self.agent.peers.can(&to, IMAGES);
         let mut request = proto::OpenRequest {
             session: self.session,
@@ -131,6 +135,11 @@ impl Source {
             } else {
                 Vec::new()
             },
+            link_mtu,
+            path_mtu: match self.record().rnics.is_empty() {
+                true => mtu::of_queue_pairs(self.processes.iter().map(|process| &process.road_map)),
+                false => 0,
+            },
         };
         super::look_into_images(&mut destination, &mut request).await?;
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
@@ -138,6 +147,23 @@ impl Source {
         self.watch(&to, destination.clone()).await?;
         told(&to, "take the instance", destination.open(request).await)?;
         Ok(())
+    }
+
+    /// What its programs have made of its network namespace must move; says the MTU of its link.
+    async fn look_at_network(&mut self, to: &str) -> anyhow::Result<u32> {
+        if self.is_machine() {
+            return Ok(0);
+        }
+        let reader = self.network.insert(network::reader().await?);
+        let found = network::look(&self.instance, reader).await?;
+        if let Some(found) = &found {
+            let can = self.agent.peers.can(to, NETWORK_STATE);
+            let unknown = network::unknown(&self.instance, found, to, can);
+            if let Some(obstacle) = found.obstacles.iter().chain(&unknown).next() {
+                bail!("{obstacle}");
+            }
+        }
+        Ok(network::link_mtu(found.as_ref()))
     }
 
     /// An error if the instance has processes that would be left behind.

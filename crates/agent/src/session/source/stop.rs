@@ -14,6 +14,7 @@ use super::plan;
 use super::{Failure, Source};
 use crate::faults::Point;
 use crate::guests::unexpected;
+use crate::instances::network;
 use crate::instances::tasks::Dumped;
 use crate::report::{Phase, milliseconds};
 use crate::session::members::Undrained;
@@ -165,6 +166,14 @@ impl Source {
         let way = self.in_a_hurry();
         let (is_tracked, root) = (self.ahead.fills(), self.instance.init_pid());
         let (files, mut destination) = (&mut self.files, self.destination.clone());
+        let contents = home.network_contents()?;
+        let (reader, folder) = (self.network.clone(), home.paths.images.clone());
+        let init = self.instance.init_pid();
+        // Beside the dump: nobody changes it any more.
+        let network = move || match (&contents, &reader) {
+            (Some(contents), Some(reader)) => network::write(contents, reader, init, &folder),
+            _ => Ok(()),
+        };
         let tracked = &mut self.ahead.tracked;
         let last_round = async {
             match (when_frozen.await, &mut destination) {
@@ -177,8 +186,10 @@ impl Source {
                             false => Ok(0),
                         }
                     };
+                    let network = tokio::task::spawn_blocking(network);
                     let begun = Instant::now();
-                    let (files, private) = tokio::join!(files.round(destination), private);
+                    let (files, private, network) = tokio::join!(files.round(destination), private, network);
+                    network.context("reading the network namespace panicked")??;
                     let last = milliseconds(begun.elapsed());
                     tracing::debug!("the last round of memory took {last:.1} ms");
                     anyhow::Ok((files?, private?))

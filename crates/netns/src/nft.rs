@@ -1,0 +1,163 @@
+//! The ruleset of nftables, by nft(8).
+
+use std::io::{self, Read, Write};
+use std::process::{Command, Stdio};
+
+use crate::netlink::{Netlink, attribute, attributes};
+
+/// A longer ruleset is refused.
+const MAX_RULESET: u64 = 4 << 20;
+
+/// `NFNL_SUBSYS_NFTABLES`, with `NFT_MSG_GETTABLE` and `NFT_MSG_GETRULE` (`linux/netfilter/nf_tables.h`).
+const GET_TABLE: u16 = 10 << 8 | 1;
+const GET_RULE: u16 = 10 << 8 | 7;
+
+/// `struct nfgenmsg`.
+const HEADER: usize = 4;
+
+/// `NFTA_RULE_EXPRESSIONS`, `NFTA_LIST_ELEM`, `NFTA_EXPR_NAME`.
+const EXPRESSIONS: u16 = 4;
+const ELEMENT: u16 = 1;
+const NAME: u16 = 1;
+
+/// Whether this thread's namespace has tables: a few microseconds, where nft(8) takes milliseconds.
+pub(crate) fn has_tables() -> bool {
+    let tables = Netlink::netfilter().and_then(|netlink| netlink.dump(GET_TABLE, &[0; HEADER]));
+    // A kernel without nftables has none.
+    tables.is_ok_and(|tables| !tables.is_empty())
+}
+
+/// Whether a rule has an extension of iptables's, which nft(8) does not write down so that it can read it.
+pub(crate) fn has_foreign_rules() -> io::Result<bool> {
+    let rules = Netlink::netfilter()?.dump(GET_RULE, &[0; HEADER])?;
+    let is_foreign = |rule: &Vec<u8>| {
+        let has = rule.get(HEADER..).unwrap_or_default();
+        let expressions = attribute(has, EXPRESSIONS).unwrap_or_default();
+        attributes(expressions).any(|(kind, element)| {
+            kind == ELEMENT
+                && attribute(element, NAME).is_some_and(|name| [&b"match\0"[..], b"target\0"].contains(&name))
+        })
+    };
+    Ok(rules.iter().any(is_foreign))
+}
+
+/// The ruleset of this thread's namespace; empty if there is none.
+pub(crate) fn list() -> io::Result<String> {
+    if !has_tables() {
+        return Ok(String::new());
+    }
+    let mut child = nft(&["list", "ruleset"], Stdio::null())?;
+    let (mut out, mut told) = (Vec::new(), Vec::new());
+    let stdout = child.stdout.take().expect("it is piped");
+    let read = stdout.take(MAX_RULESET + 1).read_to_end(&mut out);
+    if out.len() as u64 > MAX_RULESET {
+        let _ = child.kill();
+    }
+    let stderr = child.stderr.take().expect("it is piped");
+    let _ = stderr.take(4096).read_to_end(&mut told);
+    let status = child.wait()?;
+    read?;
+    if out.len() as u64 > MAX_RULESET {
+        return Err(io::Error::other(format!(
+            "the ruleset is longer than {MAX_RULESET} bytes"
+        )));
+    }
+    if !status.success() {
+        return Err(said(&told));
+    }
+    let ruleset = String::from_utf8(out).map_err(|_| io::Error::other("the ruleset is no text"))?;
+    match includes(&ruleset) {
+        true => Err(io::Error::other("a comment in the ruleset looks like an include")),
+        false => Ok(ruleset),
+    }
+}
+
+/// Puts a ruleset in the place of this thread's namespace's: all of it, or nothing.
+pub(crate) fn put(ruleset: &str) -> io::Result<()> {
+    if includes(ruleset) {
+        return Err(io::Error::other("the ruleset includes a file"));
+    }
+    let mut child = nft(&["-f", "-"], Stdio::piped())?;
+    let mut stdin = child.stdin.take().expect("it is piped");
+    let written = stdin
+        .write_all(b"flush ruleset\n")
+        .and_then(|()| stdin.write_all(ruleset.as_bytes()));
+    drop(stdin);
+    let output = child.wait_with_output()?;
+    match output.status.success() {
+        true => written,
+        false => Err(said(&output.stderr)),
+    }
+}
+
+/// Whether a line has nft(8) read a file: comments are the programs' own, with all that they have in them.
+fn includes(ruleset: &str) -> bool {
+    ruleset
+        .split(['\n', ';', '{', '}'])
+        .any(|statement| statement.trim_start().starts_with("include"))
+}
+
+fn nft(arguments: &[&str], stdin: Stdio) -> io::Result<std::process::Child> {
+    let child = Command::new("nft")
+        .args(arguments)
+        .stdin(stdin)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    child.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(
+            error.kind(),
+            "there is no nft on this host; install the package nftables",
+        ),
+        _ => error,
+    })
+}
+
+fn said(stderr: &[u8]) -> io::Error {
+    let said = String::from_utf8_lossy(stderr);
+    let first = said.lines().next().unwrap_or("nothing").trim();
+    io::Error::other(format!("nft says: {first}"))
+}
+
+/// Without what counts and what passes: values of counters, and when an element expires.
+pub(crate) fn lasting(ruleset: &str) -> String {
+    let mut lasting = String::with_capacity(ruleset.len());
+    for line in ruleset.lines() {
+        let mut words = line.split(' ').peekable();
+        while let Some(word) = words.next() {
+            if ["packets", "bytes", "expires", "used"].contains(&word) {
+                // `counter packets 3 bytes 180`, `timeout 1h expires 59m12s`, `quota 9 mbytes used 3 bytes`.
+                words.next();
+                continue;
+            }
+            lasting.push_str(word);
+            lasting.push(' ');
+        }
+        lasting.push('\n');
+    }
+    lasting
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_counts_is_left_out() {
+        let one = "\t\ttcp dport 9999 counter packets 3 bytes 180 drop";
+        let other = "\t\ttcp dport 9999 counter packets 0 bytes 0 drop";
+        assert_eq!(lasting(one), lasting(other));
+        assert_ne!(lasting(one), lasting(&one.replace("9999", "9998")));
+        let element = "elements = { 1.2.3.4 timeout 1h expires 59m12s }";
+        assert_eq!(lasting(element), lasting(&element.replace("59m12s", "3s")));
+    }
+
+    #[test]
+    fn files_are_not_read() {
+        assert!(includes(
+            "table inet t {\n\tcomment \"x\"\n include \"/etc/shadow\"\n}"
+        ));
+        assert!(includes("table inet t { } ; include \"/dev/zero\""));
+        assert!(!includes("table inet t { chain includes { } }"));
+    }
+}
