@@ -204,7 +204,7 @@ fn what_is_not_moved(lab: &TestLab) -> anyhow::Result<()> {
         (
             "ip link add one type veth peer name two",
             "ip link del one",
-            "one (veth) is not moved",
+            "(veth) is not moved",
         ),
         (
             "tc qdisc add dev eth0 root pfifo",
