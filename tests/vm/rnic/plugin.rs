@@ -161,6 +161,7 @@ impl Story {
             lazy: false,
             network: Some(self.network.path().to_owned()),
             rnics,
+            terminals: true,
         };
         Ok(Checkpoint::prepare(&self.host, config).await?)
     }
