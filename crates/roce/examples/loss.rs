@@ -1,8 +1,8 @@
-//! Goodput against random loss, and many senders against one receiver, in simulated time.
+//! Goodput against random loss and reordering, and many senders against one receiver, in simulated time.
 //!
 //! `cargo run --release -p verbatim-roce --example loss` prints tables. Two queue pairs in memory are joined by a link of
 //! 10 Gbit/s with a round trip of 50 µs and a queue of 512 KiB; each packet is lost with the given probability, in both
-//! directions. The share is that of the goodput without loss.
+//! directions. The share is that of the goodput without loss. Packets out of order are up to ten times as long under way.
 
 #[path = "../tests/pair/mod.rs"]
 mod pair;
@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use pair::{Bottleneck, Pair, SEND, Setup, read, sge, write};
+use pair::{Bottleneck, Faults, Pair, SEND, Setup, read, sge, write};
 use verbatim_roce::{Mtu, Operation, QpConfig, QpState};
 
 const RATE: u64 = 10_000_000_000;
@@ -143,6 +143,40 @@ fn random_loss(hold_bytes: u32) {
     }
 }
 
+fn reordering() {
+    println!();
+    println!(
+        "| operation | out of order % | Gbit/s | share | retransmitted | NAK | implied NAK | early | timeouts |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for (name, operation) in [("WRITE", write(0, 2)), ("SEND", SEND), ("READ", read(0, 2))] {
+        let mut without = None;
+        for reordering in [0, 1, 5] {
+            let faults = Faults {
+                reordering,
+                ..Faults::default()
+            };
+            let setup = Setup {
+                faults,
+                ..setup(Mtu::Mtu4096, 7, HOLD_BYTES)
+            };
+            let mut run = Run::new(setup, operation, &wire(), &wire());
+            let runs = std::slice::from_mut(&mut run);
+            let goodput = simulate(runs);
+            let share = goodput / *without.get_or_insert(goodput);
+            let counters = runs[0].pair.a.qp.counters();
+            println!(
+                "| {name} | {reordering} | {goodput:.2} | {share:.2} | {} | {} | {} | {} | {} |",
+                counters.retransmitted_requests,
+                counters.packet_seq_err,
+                counters.implied_nak_seq_err,
+                counters.early_retransmits,
+                counters.local_ack_timeout_err,
+            );
+        }
+    }
+}
+
 fn many_to_one() {
     println!();
     println!(
@@ -182,5 +216,6 @@ fn main() {
     );
     println!();
     random_loss(0);
+    reordering();
     many_to_one();
 }

@@ -31,8 +31,8 @@ pub struct QpConfig {
     /// How long an acknowledgement waits for the program's answer while the two programs answer each other one by one, so
     /// that both leave together: see [`crate::RcQp::ack_deadline`]. Default zero: it never waits.
     pub ack_delay: Duration,
-    /// The most memory for packets that came before one that is missing. None of them is kept if it is 0: then each loss
-    /// makes the partner send again what it has sent since. Default 512 KiB.
+    /// The most memory for READ data that came before some that are missing. None is kept if it is 0: then each loss makes the
+    /// partner send again what it has sent since. Requests that come early are never kept. Default 512 KiB.
     pub hold_bytes: u32,
     /// How long a connection waits for a partner that is stopped, or that is to acknowledge where this end goes on. It then
     /// fails with [`crate::WcStatus::RetryExcErr`] and a vendor error of its own. Default 60 s.

@@ -1,10 +1,8 @@
-//! Packets that came too early: one before them is missing.
+//! Answers with data that came too early: some before them are missing.
 //!
-//! The standard has the responder drop such requests, and the requester send them again after the NAK (IBA §9.7.4.1.2,
-//! §9.7.5.2.8). Here some are kept, and executed as soon as the missing one has come. On the wire that is nothing new:
-//! the partner gets the same NAK, and when it sends again from the gap, an acknowledgement of what it sent before, as if
-//! that were late. A partner that knows it can repair the gap with one packet (see the requester's `repair`). The
-//! requester keeps early answers likewise, and asks again for those alone that are missing.
+//! The standard has the requester drop them, and ask again for all from the gap on (IBA §9.7.5.1.2). Here some are kept, and
+//! taken as soon as the missing ones have come; only those are asked for again. On the wire that is nothing new. Requests
+//! that come early are dropped (see the responder's `early`).
 //!
 //! The memory for it is bounded by [`crate::QpConfig::hold_bytes`] for each queue pair and by a [`HoldBudget`] for all of
 //! them, and gone when the gap is. What does not fit is dropped, as the standard has it.
@@ -153,9 +151,5 @@ impl Held {
     /// The earliest PSN that there is.
     pub fn first(&self) -> Option<Psn> {
         self.packets.last().map(|held| held.head.bth.psn)
-    }
-
-    pub fn clear(&mut self) {
-        *self = Held::default();
     }
 }

@@ -208,7 +208,7 @@ impl RcQp {
         }
         let mut qp = RcQp::new(qpn, config);
         qp.requester = Requester::restore(image.requester, &image.attributes, config)?;
-        qp.responder = Responder::restore(image.responder, &image.attributes, &config)?;
+        qp.responder = Responder::restore(image.responder, &image.attributes)?;
         qp.migration = Migration::restore(image.migration);
         qp.shell = Shell {
             state: image.state,

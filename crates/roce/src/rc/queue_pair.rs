@@ -134,7 +134,7 @@ impl RcQp {
                 return Ok(());
             }
             _ => {
-                self.responder.configure(attributes, &self.shell.config);
+                self.responder.configure(attributes);
                 self.requester.configure(attributes);
             }
         }

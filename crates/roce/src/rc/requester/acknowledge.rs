@@ -32,6 +32,7 @@ impl Requester {
         if let Some(Syndrome::Ack { credits }) = packet.aeth.map(|aeth| aeth.syndrome) {
             counters.limited_credits += u64::from(credits != CREDITS_UNLIMITED);
         }
+        let mut refused = None;
         match (packet.info.kind, packet.aeth.map(|aeth| aeth.syndrome)) {
             (Kind::ReadResponse, _) => self.handle_data(now, packet, link, host, counters),
             (Kind::Acknowledge, Some(Syndrome::Ack { .. })) => {
@@ -43,14 +44,11 @@ impl Requester {
             (Kind::AtomicAcknowledge, Some(Syndrome::Ack { .. })) => {
                 self.handle_data(now, packet, link, host, counters);
             }
-            (Kind::Acknowledge, Some(Syndrome::RnrNak { timer })) => {
+            (Kind::Acknowledge, Some(syndrome @ (Syndrome::RnrNak { .. } | Syndrome::Nak(_)))) => {
                 if self.acknowledge_before_nak(now, psn, host, counters) {
-                    self.rnr_nak(now, timer, counters);
-                }
-            }
-            (Kind::Acknowledge, Some(Syndrome::Nak(code))) => {
-                if self.acknowledge_before_nak(now, psn, host, counters) {
-                    self.nak(now, code, counters);
+                    refused = Some(syndrome);
+                } else if syndrome == Syndrome::Nak(NakCode::PsnSequenceError) {
+                    self.missing = Some(psn);
                 }
             }
             _ => counters.stale_responses += 1,
@@ -63,6 +61,13 @@ impl Requester {
             }
         } else if self.retry_deadline.is_none() {
             self.rearm(now);
+        }
+        // What the NAK acknowledges has ended all that was before it.
+        match refused.filter(|_| self.ack == psn) {
+            Some(Syndrome::RnrNak { timer }) => self.rnr_nak(now, timer, counters),
+            Some(Syndrome::Nak(code)) => self.nak(now, code, counters),
+            _ if self.missing == Some(self.ack) => self.sequence_nak(now, counters),
+            _ => {}
         }
     }
 
@@ -92,7 +97,7 @@ impl Requester {
             self.cut_window();
             self.go_back();
         }
-        self.repair.learn(self.ack, self.ack == self.high);
+        self.repair.learn(self.ack);
         // Between the NAK and what came of it there was a round trip, or more. If the packet was late and not lost, it
         // was less, which is not to count as the shortest one.
         if let Some(since) = self.gap_since.take() {
@@ -100,6 +105,9 @@ impl Requester {
                 .sample((now - since).max(self.rtt.min().unwrap_or_default()));
         }
         self.recovering = None;
+        self.missing = self
+            .missing
+            .filter(|missing| missing.distance_from(self.ack) >= 0);
         if let Some(timed) = self.timed
             && self.ack.distance_from(timed.psn) > 0
         {

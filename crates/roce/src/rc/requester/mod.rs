@@ -14,8 +14,7 @@
 //! - [`acknowledge`]: answers move `ack`, and requests that it passes are complete.
 //! - [`retry`]: NAKs and timeouts set `next` back to `ack`: since any packet can be made again from its PSN and the
 //!   program's memory, nothing that was sent is kept.
-//! - [`repair`]: how much of it the partner needs again. [`window`] and [`rtt`]: how much may be under way, and for
-//!   how long.
+//! - [`repair`]: what is sent again without that. [`window`] and [`rtt`]: how much may be under way, and for how long.
 //!
 //! A READ of many packets is asked for in pieces of a part of the window, each with a request of its own (to the
 //! responder they are so many READs in a row). So the data that the partner may send at a time is bounded, which no
@@ -106,6 +105,8 @@ pub(super) struct Requester {
     /// When the gap at the oldest PSN was found.
     gap_since: Option<Time>,
     repair: Repair,
+    /// The partner misses this PSN, and data before it have not come: it is sent again when they have.
+    missing: Option<Psn>,
     /// The latest repair was none: it asks how things are.
     probing: bool,
     /// The window is not cut for losses before this PSN: they were cut for together.
@@ -152,6 +153,7 @@ impl Requester {
             recovering: None,
             gap_since: None,
             repair: Repair::default(),
+            missing: None,
             probing: false,
             cut_until: Psn::default(),
             held: Held::default(),

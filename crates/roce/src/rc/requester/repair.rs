@@ -1,17 +1,11 @@
-//! How much to send again when a packet is missing: from the whole rest down to that packet alone.
-//!
-//! The standard has the partner drop what follows a gap, so all of it is to be sent again (go back N). Partners of our
-//! kind keep it ([`crate::held`]); nothing in the packets says so, but it shows: the acknowledgement then goes beyond what
-//! was sent again. So a repair begins with one packet and is doubled each time that it brought nothing beyond itself,
-//! which makes it go back N after a few losses, and is one packet again as soon as it did.
+//! What is sent again without going back to it: data of a READ that are missing among others that have come, and the one
+//! packet that asks how things are.
 
 use crate::Psn;
 
 /// A part of what is under way that is sent again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Repair {
-    /// How many packets the next one has, less one, so that the default is one packet.
-    more: u32,
     /// Still to be sent, up to the end.
     next: Option<Psn>,
     /// The end of the latest one, until something comes of it.
@@ -21,25 +15,19 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// How many packets to send again.
-    pub fn packets(&self) -> u32 {
-        self.more + 1
-    }
-
-    /// Begins to send again from a PSN, of the `most` packets that are under way.
-    pub fn begin(&mut self, from: Psn, most: u32) {
-        let packets = self.packets().min(most);
+    /// Begins to send a packet again, to ask how things are. A READ request is sent whole.
+    pub fn begin_probe(&mut self, from: Psn) {
         self.exact = false;
-        self.begin_with(from, packets);
+        self.begin(from, 1);
     }
 
-    /// Begins to ask again for so many packets that are missing.
+    /// Begins to ask again for so many packets of data that are missing.
     pub fn begin_exact(&mut self, from: Psn, packets: u32) {
         self.exact = true;
-        self.begin_with(from, packets);
+        self.begin(from, packets);
     }
 
-    fn begin_with(&mut self, from: Psn, packets: u32) {
+    fn begin(&mut self, from: Psn, packets: u32) {
         self.next = Some(from).filter(|_| packets > 0);
         self.end = self.next.map(|from| from.add(packets));
     }
@@ -69,27 +57,20 @@ impl Repair {
 
     /// Forgets what is to be sent.
     pub fn cancel(&mut self) {
-        self.next = None;
-        self.end = None;
+        *self = Repair::default();
     }
 
-    /// Everything before `ack` has arrived; `all` says whether that is all that was ever sent.
-    pub fn learn(&mut self, ack: Psn, all: bool) {
+    /// Everything before `ack` has arrived.
+    pub fn learn(&mut self, ack: Psn) {
+        let is_before = |psn: Psn| ack.distance_from(psn) < 0;
+        if !self.end.is_some_and(is_before) {
+            return self.cancel();
+        }
         if let Some(next) = self.next
             && ack.distance_from(next) > 0
         {
-            self.next = Some(ack).filter(|_| self.end.is_some_and(|end| end.distance_from(ack) > 0));
+            self.next = Some(ack);
         }
-        let Some(beyond) = self.end.map(|end| ack.distance_from(end)) else {
-            return;
-        };
-        match beyond {
-            ..0 => return,
-            _ if all || self.exact => {}
-            0 => self.more = (self.more * 2 + 1).min(Psn::MASK >> 2),
-            1.. => self.more = 0,
-        }
-        self.cancel();
     }
 }
 
@@ -98,28 +79,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_until_something_comes_of_it() {
+    fn what_has_come_meanwhile_is_not_sent() {
         let psn = Psn::new;
         let mut repair = Repair::default();
-        for (from, packets) in [(10, 1), (11, 2), (13, 4)] {
-            assert_eq!(repair.packets(), packets);
-            repair.begin(psn(from), 100);
-            for at in from..from + packets {
-                assert_eq!(repair.next(), Some((psn(at), at + 1 == from + packets)));
-                repair.note_sent(1);
-            }
-            assert_eq!(repair.next(), None);
-            repair.learn(psn(from + packets), false);
-            assert!(repair.end.is_none());
-        }
-        repair.begin(psn(17), 4);
-        repair.learn(psn(18), false);
-        assert!(repair.ends_at(psn(21)), "the end has not come");
-        assert_eq!(repair.next(), Some((psn(18), false)));
-        repair.learn(psn(40), false);
-        assert_eq!((repair.packets(), repair.next()), (1, None));
-        repair.begin(psn(50), 1);
-        repair.learn(psn(51), true);
-        assert_eq!(repair.packets(), 1, "there was nothing to go beyond to");
+        assert_eq!(repair.next(), None);
+        repair.begin_exact(psn(0xff_fffe), 0);
+        assert_eq!(repair.next(), None);
+        repair.begin_exact(psn(0xff_fffe), 5);
+        assert_eq!(repair.next(), Some((psn(0xff_fffe), false)));
+        assert_eq!(repair.data_packets(psn(0xff_fffe), 64), 5);
+        repair.note_sent(1);
+        repair.learn(psn(1));
+        assert_eq!(repair.next(), Some((psn(1), false)));
+        repair.note_sent(1);
+        assert_eq!(repair.next(), Some((psn(2), true)));
+        assert!(repair.ends_at(psn(3)));
+        repair.note_sent(1);
+        assert_eq!(repair.next(), None);
+        assert!(repair.ends_at(psn(3)), "nothing has come of it");
+        repair.learn(psn(3));
+        assert!(!repair.ends_at(psn(3)));
+        repair.begin_probe(psn(5));
+        assert_eq!(repair.data_packets(psn(5), 64), 64);
+        repair.learn(psn(40));
+        assert_eq!(repair.next(), None);
     }
 }

@@ -1,9 +1,10 @@
 //! Sending again: what (IBA §9.7.5.2.4, §9.9.2), and when.
 //!
-//! - READ data that shows a gap: what is missing is asked for at once.
+//! - READ data that shows a gap: what is missing is asked for at once ([`super::repair`]).
 //! - A NAK for a gap: at once. What is before the gap has arrived; what is behind it the partner has thrown away, as the
-//!   standard wants, or it has kept it: see [`super::repair`]. More NAKs for the same gap are echoes, unless they come so
-//!   late that they must be about what was sent again.
+//!   standard wants, so all of it is sent again (go back N). More NAKs for the same gap are echoes, unless they come so
+//!   late that they must be about what was sent again. A partner of an earlier release has kept what is behind the gap: its
+//!   acknowledgement then goes beyond what was sent again, and sending goes on from there.
 //! - Nothing for a while, by the round trips that were seen ([`super::rtt`]): one packet, to ask how things are. The
 //!   answer shows whether the rest is to be sent again. If there is none twice, the window is closed as well. A partner
 //!   is a process that may have to wait for a core, so this counts as no retry, and the while doubles each time.
@@ -107,27 +108,20 @@ impl Requester {
     /// NAK "PSN sequence error" for the oldest PSN.
     pub(super) fn sequence_nak(&mut self, now: Time, counters: &mut Counters) {
         counters.packet_seq_err += 1;
-        if self.recovering.is_some() && !self.is_about_retry(now) {
-            return;
-        }
-        if self.repair.packets() < self.next.offset_from(self.ack) {
-            self.cut_window();
-            self.repair(now);
-        } else {
+        if self.recovering.is_none() || self.is_about_retry(now) {
             self.recover(now);
         }
     }
 
-    /// Sends some packets from `ack` on again, and soon once more if nothing comes of it.
+    /// Asks again for the data that are missing, or sends the oldest packet again to ask how things are; and soon once more if
+    /// nothing comes of it.
     fn repair(&mut self, now: Time) {
         self.recovering = Some(now);
         self.gap_since.get_or_insert(now);
         if self.is_data_missing() {
             self.repair.begin_exact(self.ack, self.missing_data());
-        } else if self.probing {
-            self.repair.begin(self.ack, 1);
-        } else {
-            self.repair.begin(self.ack, self.next.offset_from(self.ack));
+        } else if self.next != self.ack {
+            self.repair.begin_probe(self.ack);
         }
         self.timed = None;
         self.arm_retry(now);
@@ -167,7 +161,9 @@ impl Requester {
     fn recover(&mut self, now: Time) {
         self.recovering = Some(now);
         self.cut_window();
+        let since = self.gap_since;
         self.go_back();
+        self.gap_since = since.or(Some(now));
     }
 
     /// One loss among what was under way, or many: that is one sign of congestion.
@@ -250,6 +246,7 @@ impl Requester {
     pub(super) fn go_back(&mut self) {
         self.repair.cancel();
         self.gap_since = None;
+        self.missing = None;
         self.next = self.ack;
         self.cursor = 0;
         self.reads.clear();

@@ -88,13 +88,10 @@ mod tests {
     #[test]
     fn an_atomic_is_answered_with_its_own_result_and_not_with_one_of_the_same_psn_before() {
         let mut responder = Responder::default();
-        responder.configure(
-            &QpAttributes {
-                max_dest_rd_atomic: Some(4),
-                ..QpAttributes::default()
-            },
-            &crate::QpConfig::default(),
-        );
+        responder.configure(&QpAttributes {
+            max_dest_rd_atomic: Some(4),
+            ..QpAttributes::default()
+        });
         let psn = Psn::new(5);
         for (at, value) in [(psn, 1), (psn.sub(1), 2), (psn, 3), (psn.next(), 4)] {
             responder.keep_atomic(AtomicAnswer {

@@ -1,6 +1,6 @@
 //! What is saved of a responder, and what must hold of it when it comes back.
 //!
-//! Not saved: packets that came before one that is missing, which the partner sends again.
+//! Not saved: what came behind a packet that is missing. The partner begins again there when the queue pair goes on.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::answers::{Answer, Answers, AtomicAnswer};
 use super::{PendingNak, Responder};
 use crate::rc::image::ImageError;
 use crate::receive::Message;
-use crate::{MAX_MESSAGE, Mtu, Psn, QpAttributes, QpConfig};
+use crate::{MAX_MESSAGE, Mtu, Psn, QpAttributes};
 
 /// The most answers that wait, and results of atomics, in an image. `max_dest_rd_atomic` has eight bits; a few more may be
 /// asked for again, with an acknowledgement behind each.
@@ -27,6 +27,7 @@ pub(in crate::rc) struct ResponderImage {
     /// READ data that is still to be sent, results of atomics, acknowledgements.
     answers: VecDeque<Answer>,
     nak: Option<PendingNak>,
+    /// Always false. Earlier releases kept packets that came early, and noted here how the partner sends again.
     repairs_singly: bool,
     ending: bool,
 }
@@ -79,17 +80,13 @@ impl Responder {
             message: self.message.clone(),
             answers: self.answers.iter().copied().collect(),
             nak: self.nak,
-            repairs_singly: self.repairs_singly,
+            repairs_singly: false,
             ending: self.ending,
         }
     }
 
     /// A responder that goes on from there.
-    pub fn restore(
-        image: ResponderImage,
-        attributes: &QpAttributes,
-        config: &QpConfig,
-    ) -> Result<Responder, ImageError> {
+    pub fn restore(image: ResponderImage, attributes: &QpAttributes) -> Result<Responder, ImageError> {
         image.check(attributes.path_mtu.unwrap_or_default())?;
         let mut responder = Responder {
             expected: image.expected,
@@ -99,11 +96,10 @@ impl Responder {
             message: image.message,
             answers: Answers::from(image.answers),
             nak: image.nak,
-            repairs_singly: image.repairs_singly,
             ending: image.ending,
             ..Responder::default()
         };
-        responder.configure(attributes, config);
+        responder.configure(attributes);
         Ok(responder)
     }
 }

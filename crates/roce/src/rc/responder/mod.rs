@@ -3,7 +3,7 @@
 //! - [`request`]: a request packet goes through a chain of checks in the order of IBA §9.7.4, each of which may refuse
 //!   it; what passes all of them is executed.
 //! - [`duplicate`]: what was executed before is answered again, and only READs are executed again.
-//! - [`crate::held`]: what came before a packet that is missing waits for it.
+//! - [`early`]: what comes behind a packet that is missing is dropped, and the partner is told.
 //! - [`answers`]: what is to be answered, in the order of PSNs; acknowledgements merge.
 //! - [`respond`]: makes packets of the answers, READ data a bit at a time.
 //!
@@ -11,6 +11,7 @@
 
 mod answers;
 mod duplicate;
+mod early;
 mod image;
 mod request;
 mod respond;
@@ -20,11 +21,11 @@ use std::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 use self::answers::{Answers, AtomicAnswer};
+use self::early::Early;
 pub(super) use self::image::ResponderImage;
-use crate::held::Held;
 use crate::receive::{Message, flush_receive};
 use crate::wire::aeth::Syndrome;
-use crate::{AccessFlags, Counters, Host, Psn, QpAttributes, QpConfig};
+use crate::{AccessFlags, Counters, Host, Psn, QpAttributes};
 
 /// A negative acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -51,27 +52,15 @@ pub(super) struct Responder {
     message: Option<Message>,
     answers: Answers,
     nak: Option<PendingNak>,
-    /// A NAK for `expected` was given: no other until it comes (IBA §9.7.5.2.8), or until the partner has begun again
-    /// and it was missing again.
-    nak_given: bool,
-    /// The latest packet that came too early.
-    early: Option<Psn>,
-    /// How many did since the last NAK.
-    early_count: u32,
-    /// The partner repairs a gap with one packet, and does not begin again for each NAK.
-    repairs_singly: bool,
-    /// A gap was filled just now, and what had been held was executed.
-    released: bool,
-    held: Held,
-    hold_bytes: usize,
+    /// What came behind `expected`.
+    early: Early,
     /// The connection is at its end: nothing more is executed, and after the NAK comes the error state.
     ending: bool,
 }
 
 impl Responder {
     /// Takes over attributes that may change while the queue pair runs.
-    pub fn configure(&mut self, attributes: &QpAttributes, config: &QpConfig) {
-        self.hold_bytes = config.hold_bytes as usize;
+    pub fn configure(&mut self, attributes: &QpAttributes) {
         self.access = attributes.access_flags.unwrap_or_default();
         self.min_rnr_timer = attributes.min_rnr_timer.unwrap_or(0);
         self.max_dest_rd_atomic = attributes.max_dest_rd_atomic.unwrap_or(0);

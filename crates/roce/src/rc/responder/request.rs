@@ -1,6 +1,7 @@
 //! A request packet: checked step by step, then executed.
 
 use super::answers::{AtomicAnswer, ReadAnswer};
+use super::early::Early;
 use super::{PendingNak, Responder};
 use crate::link::Link;
 use crate::receive::{Message, ScatterError, WriteMessage, complete_receive, payload_fits_position, scatter};
@@ -26,9 +27,6 @@ impl From<AccessError> for Refusal {
     }
 }
 
-/// Packets behind a gap until a partner that repairs singly is told of it again.
-const EARLY_PER_NAK: u32 = 8;
-
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest);
 
 fn valid(condition: bool) -> Result<(), Refusal> {
@@ -49,55 +47,26 @@ impl Responder {
         if self.ending {
             return;
         }
-        let distance = packet.bth.psn.distance_from(self.expected);
-        if self.released {
-            // What comes now shows whether the partner goes on, or sends again what was held.
-            self.released = false;
-            self.repairs_singly = distance >= 0;
-        }
-        match distance {
+        match packet.bth.psn.distance_from(self.expected) {
             0 => {
-                self.nak_given = false;
+                self.early = Early::default();
                 self.nak = None;
-                self.early = None;
-                self.early_count = 0;
-                match self.execute(packet, link, host, counters) {
-                    Ok(()) if self.held.is_empty() => {}
-                    Ok(()) => self.execute_held(link, host, counters),
-                    Err(refusal) => self.refuse(refusal, host, counters),
+                if let Err(refusal) = self.execute(packet, link, host, counters) {
+                    self.refuse(refusal, host, counters);
                 }
             }
             ..0 => self.handle_duplicate(packet, link, host, counters),
             1.. => {
                 counters.out_of_sequence += 1;
-                let psn = packet.bth.psn;
-                // A step back: the partner has begun again, and what is missing was lost once more. And a partner that
-                // repairs singly never steps back, so it is told again from time to time, in case the NAK was lost, or
-                // the repair.
-                let steps_back = self.early.is_some_and(|early| psn.distance_from(early) < 0);
-                self.early_count += 1;
-                if steps_back || self.repairs_singly && self.early_count >= EARLY_PER_NAK {
-                    self.nak_given = false;
-                    self.early_count = 0;
+                // A READ takes as many PSNs as its answer has packets.
+                let packets = match packet.reth {
+                    Some(reth) if packet.info.kind == Kind::ReadRequest => link.mtu.packets(reth.dma_len),
+                    _ => 1,
+                };
+                if self.early.note(self.expected, packet.bth.psn, packets) {
+                    self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
                 }
-                self.early = Some(psn);
-                self.held
-                    .keep(packet, self.expected, self.hold_bytes, host.hold_budget());
-                self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
             }
-        }
-    }
-
-    /// What has waited for the packet that was just executed.
-    fn execute_held(&mut self, link: &Link, host: &mut impl Host, counters: &mut Counters) {
-        while let Some(released) = self.held.release(self.expected) {
-            self.released = true;
-            if let Err(refusal) = self.execute(&released.packet(), link, host, counters) {
-                return self.refuse(refusal, host, counters);
-            }
-        }
-        if !self.held.is_empty() {
-            self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
         }
     }
 
@@ -321,14 +290,16 @@ impl Responder {
         let code = match refusal {
             Refusal::ReceiverNotReady => {
                 counters.sent_rnr_nak += 1;
-                return self.give_nak(Syndrome::RnrNak {
-                    timer: self.min_rnr_timer,
-                });
+                if self.early.note_not_ready() {
+                    self.give_nak(Syndrome::RnrNak {
+                        timer: self.min_rnr_timer,
+                    });
+                }
+                return;
             }
             Refusal::Fatal(code) => code,
         };
         self.ending = true;
-        self.held.clear();
         self.nak = Some(PendingNak {
             psn: self.expected,
             syndrome: Syndrome::Nak(code),
@@ -346,15 +317,12 @@ impl Responder {
         });
     }
 
-    /// Asks for the expected packet (again), once.
+    /// Asks for the expected packet (again).
     fn give_nak(&mut self, syndrome: Syndrome) {
-        if !self.nak_given {
-            self.nak_given = true;
-            self.nak = Some(PendingNak {
-                psn: self.expected,
-                syndrome,
-            });
-        }
+        self.nak = Some(PendingNak {
+            psn: self.expected,
+            syndrome,
+        });
     }
 }
 
