@@ -67,7 +67,7 @@ impl ControlService {
         name: ContainerName,
         reservation: &Reservation,
     ) -> anyhow::Result<Record> {
-        let (address, prefix) = self.address(&request.address, reservation)?;
+        let (address, prefix) = self.address(&request.address, reservation).await?;
         let binds = shown::parse(&request.binds)?;
         let mut further = parse_addresses(&request.further_addresses)?;
         if request.prealloc && !request.machine {
@@ -171,27 +171,33 @@ impl ControlService {
     }
 
     /// The address that was asked for, or a free one, and the length of its prefix.
-    fn address(&self, asked: &str, reservation: &Reservation) -> anyhow::Result<(std::net::Ipv4Addr, u8)> {
+    async fn address(
+        &self,
+        asked: &str,
+        reservation: &Reservation,
+    ) -> anyhow::Result<(std::net::Ipv4Addr, u8)> {
         match asked {
-            "" => Ok((self.free_address(reservation)?, 16)),
+            "" => Ok((self.free_address(reservation).await?, 16)),
             text => parse_address(text),
         }
     }
 
     /// The next address of this host's own range that no instance has, here or moved from here. It stays
     /// reserved with the name.
-    fn free_address(&self, reservation: &Reservation) -> anyhow::Result<std::net::Ipv4Addr> {
+    async fn free_address(&self, reservation: &Reservation) -> anyhow::Result<std::net::Ipv4Addr> {
         let own = self.0.peers.directory().own();
         let [a, b] = own.subnet()?;
-        let range = (1..=254).map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last));
-        let picked = self.0.instances.pick_address(reservation, range);
-        picked.with_context(|| {
-            format!(
-                "all 254 addresses of this host are taken: by instances here, or by some that have left (listed in {}); remove those that \
-                 have ended, or name an address by --address",
-                self.0.config.state_dir.join("away").display()
-            )
-        })
+        let pick = || {
+            let range = (1..=254).map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last));
+            self.0.instances.pick_address(reservation, range)
+        };
+        if let Some(picked) = pick() {
+            return Ok(picked);
+        }
+        const NONE: &str = "all 254 addresses of this host are taken, by instances here or by some that have left";
+        let vacated = self.0.vacate().await;
+        vacated.with_context(|| format!("{NONE}; whether these have ended is not known"))?;
+        pick().with_context(|| format!("{NONE}; remove ended instances, or name an address by --address"))
     }
 
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {

@@ -157,7 +157,7 @@ impl Agent {
                 return self.own_gids().await;
             }
             let mut client = self.peers.connect(host).await?;
-            let reply = told(host, "tell its GIDs", client.gids(GidsRequest {}).await)?;
+            let reply = told(host, "tell its GIDs", client.gids(GidsRequest::default()).await)?;
             reply.gids.into_iter().map(gid_of).collect()
         });
         let table = asked.await.unwrap_or_else(|_| {

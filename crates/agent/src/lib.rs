@@ -60,6 +60,7 @@ mod standby;
 mod testing;
 pub mod trial;
 mod turns;
+mod vacant;
 mod whole;
 
 /// The gRPC messages and services.

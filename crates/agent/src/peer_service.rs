@@ -207,9 +207,18 @@ impl Peer for PeerService {
     }
 
     async fn gids(&self, request: Request<GidsRequest>) -> Reply<GidsReply> {
-        self.admit(PeerRpc::Gids, request).await?;
+        let names_instances = self.admit(PeerRpc::Gids, request).await?.instances;
+        if names_instances {
+            // Also where there is no RNIC to ask.
+            return Ok(Response::new(GidsReply {
+                instances: self.0.instance_names().into_iter().collect(),
+                names_instances,
+                gids: Vec::new(),
+            }));
+        }
         reply(self.0.own_gids().await.map(|gids| GidsReply {
             gids: gids.iter().map(|gid| gid.to_vec()).collect(),
+            ..GidsReply::default()
         }))
     }
 

@@ -33,6 +33,11 @@ pub fn tests() -> Vec<Test> {
         },
         Test::new("containers::a_shell_in_a_mount", HOSTS, a_shell_in_a_mount),
         Test::new("containers::addresses_of_many", HOSTS, addresses_of_many),
+        Test::new(
+            "containers::addresses_that_ended_elsewhere",
+            HOSTS,
+            addresses_that_ended_elsewhere,
+        ),
         Test::new("containers::an_image_with_a_user", HOSTS, an_image_with_a_user),
         Test::new("containers::a_process_of_a_user", HOSTS, a_process_of_a_user),
         Test::new(
@@ -278,6 +283,31 @@ fn addresses_of_many(lab: &TestLab) -> anyhow::Result<()> {
     let different: std::collections::BTreeSet<_> = all.iter().collect();
     ensure!(different.len() == all.len(), "{all:?}");
     away.moves("src")?;
+    Ok(())
+}
+
+/// When no address is free, those are that left with instances which no host has any more.
+fn addresses_that_ended_elsewhere(lab: &TestLab) -> anyhow::Result<()> {
+    let lives = lab.instance("src", "lives", &["sleep", "1000"])?;
+    let address = lives.address()?;
+    let (subnet, _) = address.rsplit_once('.').context("an IPv4 address")?;
+    lives.moves("dst")?;
+    // As if all of them had left, and all but one had ended there.
+    let mut left: serde_json::Map<_, _> =
+        (1..=254).map(|last| (format!("{subnet}.{last}"), json!(format!("gone-{last}")))).collect();
+    left.insert(address.clone(), json!("lives"));
+    std::fs::write(lab.path("src", "/run/verbatim-state/away")?, Value::Object(left).to_string())?;
+    lab.restart("src", "agent")?;
+    eventually("the agent of src", LIMIT, || Ok(lives.row().is_ok().then_some(())))?;
+    let run = |name: &str| lab.verbatim(&["run", "--host", "src", "--name", name, "--", "sleep", "1000"]);
+    // One that says nothing may have any of them.
+    lab.lab().kill("dst", "agent")?;
+    let refused = run("early")?.wait(LIMIT)?;
+    ensure!(refused.code == 1 && refused.stderr.contains("dst"), "{}", refused.output());
+    lab.lab().start("dst", "agent")?;
+    eventually("a free address", LIMIT, || Ok((run("next")?.wait(LIMIT)?.code == 0).then_some(())))?;
+    let next = lab.known("next").address()?;
+    ensure!(next != address && next.starts_with(subnet), "{next}, where {address} is another's");
     Ok(())
 }
 

@@ -170,7 +170,7 @@ async fn ask(client: &mut PeerClient<Channel>, rpc: PeerRpc, session: u64, name:
     };
     match rpc {
         PeerRpc::Hello => client.hello(HelloRequest::default()).await.map(drop),
-        PeerRpc::Gids => client.gids(GidsRequest {}).await.map(drop),
+        PeerRpc::Gids => client.gids(GidsRequest::default()).await.map(drop),
         PeerRpc::Resolve => client.resolve(ResolveRequest::default()).await.map(drop),
         PeerRpc::Publish => {
             let keys = encode(&Vec::<verbatim_channel::KeyPair>::new());

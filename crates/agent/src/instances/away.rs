@@ -1,9 +1,9 @@
 //! Addresses of instances that have left this host, or began to: nobody else gets one while its instance may live.
 //!
 //! They outlive the agent, in a file of its state. An instance that ends here gives its address back. What ended elsewhere
-//! stays on the list: no message says that it has.
+//! stays on the list until the hosts are asked ([`Agent::vacate`](crate::agent::Agent::vacate)).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -43,6 +43,11 @@ impl Away {
     /// An instance has ended here.
     pub fn ended(&self, name: &str) -> anyhow::Result<()> {
         self.change(|known| known.retain(|_, theirs| theirs != name))
+    }
+
+    /// The instances whose addresses are on the list.
+    pub fn names(&self) -> BTreeSet<String> {
+        self.lock().values().cloned().collect()
     }
 
     /// Whose an address is.

@@ -66,6 +66,11 @@ impl Instances {
         self.reserved.borrow().contains_key(name)
     }
 
+    /// All names that are reserved.
+    pub fn reserved_names(&self) -> Vec<String> {
+        self.reserved.borrow().keys().cloned().collect()
+    }
+
     /// Waits until a name is not reserved.
     pub async fn unreserved(&self, name: &str) {
         // The sender is part of self.
