@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use rustix::fs::{Mode, OFlags};
+
 const ROOT: &str = "/proc/sys/net";
 
 /// A longer value is not read.
@@ -39,6 +41,37 @@ pub(crate) fn read() -> io::Result<BTreeMap<String, String>> {
             {
                 found.insert(name, value);
             }
+        }
+    }
+    Ok(found)
+}
+
+/// The values of those that [`read`] has found before: half of the time goes into finding them.
+pub(crate) fn read_known<'n>(
+    names: impl Iterator<Item = &'n String>,
+) -> io::Result<BTreeMap<String, String>> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = rustix::fs::open(ROOT, flags, Mode::empty())?;
+    let mut buffer = vec![0; MAX_VALUE + 1];
+    let mut found = BTreeMap::new();
+    for name in names {
+        // One may have gone with its module.
+        let Ok(file) = rustix::fs::openat(
+            &root,
+            name.as_str(),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        ) else {
+            continue;
+        };
+        // The kernel gives a value in one piece.
+        let Ok(length) = rustix::io::read(&file, &mut buffer[..]) else {
+            continue;
+        };
+        if let Ok(value) = std::str::from_utf8(&buffer[..length])
+            && length <= MAX_VALUE
+        {
+            found.insert(name.clone(), value.trim_end_matches('\n').to_owned());
         }
     }
     Ok(found)

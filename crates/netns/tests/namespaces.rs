@@ -125,7 +125,11 @@ fn dump() -> String {
 #[test]
 fn a_namespace_is_made_what_another_one_was() {
     let Some(Some((wanted, before))) = in_instance(|| {
-        let reader = Reader::new().unwrap();
+        let mut reader = Reader::new().unwrap();
+        let made = reader.read().unwrap();
+        reader.knows(&made);
+        // Read again, by the sysctls that it knows, it is the same.
+        assert_eq!(reader.read().unwrap(), made);
         let Found { state, obstacles, .. } = reader.read().unwrap();
         assert_eq!(obstacles, Vec::<String>::new());
         assert!(state.is_as_made([10, 77, 1, 20].into()));

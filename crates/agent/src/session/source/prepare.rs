@@ -157,6 +157,7 @@ impl Source {
         let reader = self.network.insert(network::reader().await?);
         let found = network::look(&self.instance, reader).await?;
         if let Some(found) = &found {
+            reader.knows(found);
             let can = self.agent.peers.can(to, NETWORK_STATE);
             let unknown = network::unknown(&self.instance, found, to, can);
             if let Some(obstacle) = found.obstacles.iter().chain(&unknown).next() {
