@@ -194,7 +194,8 @@ impl ControlService {
         if let Some(picked) = pick() {
             return Ok(picked);
         }
-        const NONE: &str = "all 254 addresses of this host are taken, by instances here or by some that have left";
+        const NONE: &str =
+            "all 254 addresses of this host are taken, by instances here or by some that have left";
         let vacated = self.0.vacate().await;
         vacated.with_context(|| format!("{NONE}; whether these have ended is not known"))?;
         pick().with_context(|| format!("{NONE}; remove ended instances, or name an address by --address"))

@@ -293,21 +293,36 @@ fn addresses_that_ended_elsewhere(lab: &TestLab) -> anyhow::Result<()> {
     let (subnet, _) = address.rsplit_once('.').context("an IPv4 address")?;
     lives.moves("dst")?;
     // As if all of them had left, and all but one had ended there.
-    let mut left: serde_json::Map<_, _> =
-        (1..=254).map(|last| (format!("{subnet}.{last}"), json!(format!("gone-{last}")))).collect();
+    let mut left: serde_json::Map<_, _> = (1..=254)
+        .map(|last| (format!("{subnet}.{last}"), json!(format!("gone-{last}"))))
+        .collect();
     left.insert(address.clone(), json!("lives"));
-    std::fs::write(lab.path("src", "/run/verbatim-state/away")?, Value::Object(left).to_string())?;
+    std::fs::write(
+        lab.path("src", "/run/verbatim-state/away")?,
+        Value::Object(left).to_string(),
+    )?;
     lab.restart("src", "agent")?;
-    eventually("the agent of src", LIMIT, || Ok(lives.row().is_ok().then_some(())))?;
+    eventually("the agent of src", LIMIT, || {
+        Ok(lives.row().is_ok().then_some(()))
+    })?;
     let run = |name: &str| lab.verbatim(&["run", "--host", "src", "--name", name, "--", "sleep", "1000"]);
     // One that says nothing may have any of them.
     lab.lab().kill("dst", "agent")?;
     let refused = run("early")?.wait(LIMIT)?;
-    ensure!(refused.code == 1 && refused.stderr.contains("dst"), "{}", refused.output());
+    ensure!(
+        refused.code == 1 && refused.stderr.contains("dst"),
+        "{}",
+        refused.output()
+    );
     lab.lab().start("dst", "agent")?;
-    eventually("a free address", LIMIT, || Ok((run("next")?.wait(LIMIT)?.code == 0).then_some(())))?;
+    eventually("a free address", LIMIT, || {
+        Ok((run("next")?.wait(LIMIT)?.code == 0).then_some(()))
+    })?;
     let next = lab.known("next").address()?;
-    ensure!(next != address && next.starts_with(subnet), "{next}, where {address} is another's");
+    ensure!(
+        next != address && next.starts_with(subnet),
+        "{next}, where {address} is another's"
+    );
     Ok(())
 }
 

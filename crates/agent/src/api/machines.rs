@@ -52,7 +52,7 @@ impl ControlService {
         let name = ContainerName::new(request.name)?;
         let reservation = self.0.instances.reserve(name.as_str())?;
         let (found, guest, workload) = find(&request.qmp, &request.libvirt, &name).await?;
-        let (address, prefix) = self.address(&request.address, &reservation)?;
+        let (address, prefix) = self.address(&request.address, &reservation).await?;
         let record = Record {
             name,
             workload,
