@@ -2,6 +2,7 @@
 
 use super::{MOST_IDLE_REQUESTS, Requester};
 use crate::gather::{retire, scatter};
+use crate::held::Release;
 use crate::link::Link;
 use crate::wire::aeth::{CREDITS_UNLIMITED, NakCode, Syndrome};
 use crate::wire::opcode::Kind;
@@ -54,10 +55,12 @@ impl Requester {
             _ => counters.stale_responses += 1,
         }
         if self.ack != before {
-            self.take_held(link, host, counters);
+            let dropped = self.take_held(link, host, counters);
             self.note_progress(now);
             if self.is_data_missing() {
                 self.implied_nak(now, counters);
+            } else if dropped && self.ack != self.high {
+                self.ask_for_one(now);
             }
         } else if self.retry_deadline.is_none() {
             self.rearm(now);
@@ -158,6 +161,7 @@ impl Requester {
             self.held.keep(packet, self.ack, most_bytes, host.hold_budget());
             return self.implied_nak(now, counters);
         }
+        self.held.note_in_time(packet.bth.psn);
         self.take_data(packet, link, host, counters);
     }
 
@@ -168,8 +172,8 @@ impl Requester {
         }
     }
 
-    /// What came early and is not early any more.
-    fn take_held(&mut self, link: &Link, host: &mut impl Host, counters: &mut Counters) {
+    /// What came early and is not early any more. Says whether the next data had come and were dropped.
+    fn take_held(&mut self, link: &Link, host: &mut impl Host, counters: &mut Counters) -> bool {
         loop {
             let before = self.ack;
             if let Some(psn) = self.acknowledged_early
@@ -177,15 +181,19 @@ impl Requester {
             {
                 self.acknowledged_early = None;
             }
-            while let Some(released) = self.held.release(self.ack) {
+            loop {
                 let at = self.ack;
-                self.take_data(&released.packet(), link, host, counters);
+                match self.held.release(at) {
+                    Release::Packet(released) => self.take_data(&released.packet(), link, host, counters),
+                    Release::Dropped => return true,
+                    Release::Nothing => break,
+                }
                 if self.ack == at {
-                    return;
+                    return false;
                 }
             }
             if self.ack == before {
-                return;
+                return false;
             }
         }
     }
@@ -277,7 +285,7 @@ impl Requester {
             let bytes = wqe.bytes_between(self.ack, to, self.settings.mtu);
             self.in_flight_bytes = self.in_flight_bytes.saturating_sub(bytes);
         }
-        self.window.on_ack(packets);
+        self.window.on_ack(packets, self.rtt.is_queueing());
         self.delivered = self.delivered.wrapping_add(packets);
         self.ack = to;
         while self.reads.front().is_some_and(|last| last.distance_from(to) < 0) {

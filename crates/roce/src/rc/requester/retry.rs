@@ -127,6 +127,13 @@ impl Requester {
         self.arm_retry(now);
     }
 
+    /// The next data are here no more, and nothing shows that they are missing: they are asked for again, alone.
+    pub(super) fn ask_for_one(&mut self, now: Time) {
+        self.repair.begin_exact(self.ack, 1);
+        self.timed = None;
+        self.arm_retry(now);
+    }
+
     /// A later answer shows that data of the oldest READ or atomic was lost. All the later ones show it too: only the
     /// first counts, and one that comes so late that the data must have been lost again.
     pub(super) fn implied_nak(&mut self, now: Time, counters: &mut Counters) {

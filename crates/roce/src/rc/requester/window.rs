@@ -1,15 +1,21 @@
 //! How many packets may be under way.
 //!
 //! Bounded by a limit that the NIC sets (what the partner's socket buffer can hold, or a share of it). Below it the window
-//! opens by an eighth for each window that arrives. When a packet was lost it is halved, but not below what the path
+//! opens by an eighth for each window that arrives, and while packets wait on the way by a 64th of the limit. When a packet was lost it is halved, but not below what the path
 //! was seen to carry in a round trip without queueing: a loss by chance says nothing about congestion, and a loss by a
 //! full queue shows in that estimate too (the idea of TCP Westwood). If the round trips are about as short as they ever
-//! were, no queue can be full, and an eighth less will do. When nothing comes back at all, one packet goes to
+//! were, no queue can be full, and an eighth less will do. If they are longer, what was sent behind the loss still fills that
+//! queue, while it is sent again: only what the path carries goes at once, and the window doubles with each round from
+//! there to the half. When nothing comes back at all, one packet goes to
 //! ask, and the window doubles with each round from there to half of what it was; if the answer shows that nothing was
 //! lost, it is as wide as before.
 
 /// Never fewer than this after a loss, if the limit allows it.
 const FLOOR: u32 = 4;
+
+/// The window opens by such a part of the limit for each window that arrives while packets wait on the way: the same for all
+/// that share a path, so that those come closer who have less.
+const CAREFUL: u32 = 64;
 
 /// Why the window is down to one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,8 +77,12 @@ impl Window {
         } else {
             self.current - self.current / 8
         };
-        self.current = reduced.max(least).min(self.limit).max(1);
-        self.threshold = self.current;
+        self.threshold = reduced.max(least).min(self.limit).max(1);
+        self.current = if queueing {
+            least.clamp(1, self.threshold)
+        } else {
+            self.threshold
+        };
         self.credit = 0;
     }
 
@@ -108,8 +118,8 @@ impl Window {
         why == Probe::Timeout
     }
 
-    /// So many packets have arrived.
-    pub fn on_ack(&mut self, packets: u32) {
+    /// So many packets have arrived; `queueing` says whether others wait on the way.
+    pub fn on_ack(&mut self, packets: u32, queueing: bool) {
         match self.probe.take() {
             Some((before, Probe::Receiver)) => self.current = before.min(self.limit),
             Some((before, Probe::Timeout)) => {
@@ -132,7 +142,12 @@ impl Window {
         self.credit += packets;
         if self.credit >= self.current {
             self.credit = 0;
-            self.current = (self.current + self.current / 8 + 1).min(self.limit);
+            let more = if queueing {
+                (self.limit / CAREFUL).max(1)
+            } else {
+                self.current / 8 + 1
+            };
+            self.current = (self.current + more).min(self.limit);
         }
     }
 
@@ -156,15 +171,24 @@ mod tests {
     fn halves_and_recovers() {
         let mut window = open(100);
         window.on_loss(true);
+        assert_eq!(window.packets(), FLOOR, "nothing is known of the path");
+        for packets in [4, 8, 16, 32] {
+            window.on_ack(packets, false);
+        }
         assert_eq!(window.packets(), 50);
         for _ in 0..10 {
             window.on_loss(true);
         }
         assert_eq!(window.packets(), FLOOR);
         for _ in 0..100 {
-            window.on_ack(50);
+            window.on_ack(50, false);
         }
         assert_eq!(window.packets(), 100);
+        window.on_loss(true);
+        window.on_ack(100, true);
+        assert_eq!(window.packets(), 50);
+        window.on_ack(50, true);
+        assert_eq!(window.packets(), 51, "others wait");
         window.limit(0);
         window.on_loss(true);
         assert_eq!(window.packets(), 1);
@@ -182,6 +206,7 @@ mod tests {
             window.on_round(0);
         }
         window.on_loss(true);
+        window.on_ack(70, false);
         assert_eq!(window.packets(), 35);
     }
 
@@ -197,14 +222,14 @@ mod tests {
         window.on_timeout();
         let mut rounds = 0;
         while window.packets() < 50 {
-            window.on_ack(window.packets());
+            window.on_ack(window.packets(), false);
             rounds += 1;
         }
         assert!(rounds <= 5, "{rounds} rounds");
         assert!(!window.undo_timeout());
 
         window.on_receiver_not_ready();
-        window.on_ack(1);
+        window.on_ack(1, false);
         assert!(window.packets() >= 50);
     }
 
@@ -217,6 +242,7 @@ mod tests {
         assert_eq!(window.packets(), 40);
         window.on_loss(true);
         window.limit(200);
+        window.on_ack(40, false);
         assert_eq!(window.packets(), 20);
     }
 }
