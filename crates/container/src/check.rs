@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use crate::bundle::is_harmless_device;
 use crate::rnic::is_rnic;
 
+mod kinds;
+mod sockets;
+
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
 const KNOWN_ANONYMOUS: [&str; 7] = [
     "anon_inode:[eventfd]",
@@ -34,9 +37,13 @@ const GHOST_LIMIT_BYTES: u64 = 1 << 20;
 
 /// What stands in the way of a checkpoint of the container with this first process, in words for an operator. `rnics`: that it has RNICs
 /// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)).
-pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
+///
+/// `guests`: processes with RDMA, whose guest library of an earlier release has a semaphore that may become a counter.
+pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32]) -> io::Result<Vec<String>> {
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
+    let processes = with_nested(init_pid, processes)?;
+    let mounts = kinds::mounts(&processes);
     for (pid, process) in &processes {
         let who = format!("process {pid} ({})", process.command);
         if process.tracer != 0 {
@@ -46,7 +53,12 @@ pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
             ));
         }
         // A process that ends while we look is no blocker.
-        for problem in descriptor_problems(*pid, rnics)
+        found.extend(
+            kinds::problems(init_pid, *pid, &processes, guests.contains(pid))
+                .into_iter()
+                .map(|problem| format!("{who}: {problem}")),
+        );
+        for problem in descriptor_problems(*pid, rnics, &mounts)
             .and_then(|mut problems| {
                 problems.extend(mapping_problems(*pid, rnics)?);
                 Ok(problems)
@@ -54,6 +66,25 @@ pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
             .unwrap_or_default()
         {
             found.push(format!("{who}: {problem}"));
+        }
+    }
+    found.extend(sockets::problems(init_pid, &processes));
+    Ok(found)
+}
+
+/// What changes at a move, in words for an operator. `guests`: as of [`blockers`].
+pub fn notes(init_pid: i32, guests: &[i32]) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (pid, process) in processes_of(init_pid)? {
+        if guests.contains(&pid) {
+            let semaphores = kinds::semaphores(pid).into_iter();
+            found.extend(semaphores.map(|number| {
+                format!(
+                    "process {pid} ({}): descriptor {number} is an eventfd that is a semaphore (EFD_SEMAPHORE), of the program or of an earlier \
+                     release's guest library; after the move one read takes all of its count",
+                    process.command
+                )
+            }));
         }
     }
     Ok(found)
@@ -121,6 +152,26 @@ pub(crate) fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> 
     Ok(processes)
 }
 
+/// These, and those of them that are in PID namespaces within the container's.
+fn with_nested(init_pid: i32, mut processes: BTreeMap<i32, Process>) -> io::Result<BTreeMap<i32, Process>> {
+    let mut others = BTreeMap::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if let Ok(status) = read_text(&entry.path().join("status")) {
+            others.insert(pid, parse_status(&status));
+        }
+    }
+    let tree = descendants(init_pid, &others);
+    for (pid, process) in others {
+        if tree.contains(&pid) {
+            processes.entry(pid).or_insert(process);
+        }
+    }
+    Ok(processes)
+}
+
 /// Reads a file of `/proc`. Programs and files may have names that are not UTF-8: what is not is replaced, in words for an
 /// operator and in nothing else.
 fn read_text(path: &Path) -> io::Result<String> {
@@ -156,8 +207,8 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
     }
 }
 
-fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
-    let mounts = mount_ids(&read_text(Path::new(&format!("/proc/{pid}/mountinfo")))?);
+/// `mounts`: those that processes of the container see.
+fn descriptor_problems(pid: i32, rnics: bool, mounts: &HashSet<u32>) -> io::Result<Vec<String>> {
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else {
@@ -165,7 +216,7 @@ fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
         };
         let number = entry.file_name();
         let number = number.to_string_lossy();
-        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), &mounts, rnics) {
+        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), mounts, rnics) {
             problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
         }
     }
@@ -193,7 +244,8 @@ fn descriptor_problem(
     if rnics && kind.is_char_device() && is_rnic(meta.rdev()) {
         return None;
     }
-    if kind.is_char_device() && !is_harmless_device(meta.rdev()) || kind.is_block_device() {
+    let is_terminal = kind.is_char_device() && is_pty(meta.rdev());
+    if kind.is_char_device() && !is_terminal && !is_harmless_device(meta.rdev()) || kind.is_block_device() {
         return Some("is a device that CRIU cannot write down".to_owned());
     }
     let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
@@ -210,6 +262,15 @@ fn descriptor_problem(
         ));
     }
     None
+}
+
+/// Whether it is an end of a pseudoterminal: CRIU takes those of the container's own file system of them.
+fn is_pty(rdev: u64) -> bool {
+    /// `Documentation/admin-guide/devices.txt`: the masters' node, and the slaves.
+    const PTMX: (u32, u32) = (5, 2);
+    const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    (major, minor) == PTMX || SLAVES.contains(&major)
 }
 
 /// The ids in a `mountinfo`.
@@ -273,7 +334,10 @@ mod tests {
         let mut child = std::process::Command::new(&odd).arg("1000").spawn().unwrap();
         let pid = child.id() as i32;
         let found = processes_of(own).map(|processes| processes.get(&pid).map(|child| child.parent));
-        let (mapped, opened) = (mapping_problems(pid, false), descriptor_problems(pid, false));
+        let (mapped, opened) = (
+            mapping_problems(pid, false),
+            descriptor_problems(pid, false, &HashSet::new()),
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.unwrap(), Some(own), "it is one of the processes here");

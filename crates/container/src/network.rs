@@ -17,7 +17,7 @@
 
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -301,6 +301,25 @@ impl Network {
         self.announce()
     }
 
+    /// Drops the first packet of each new TCP connection to the instance, from wherever, until [`Network::take_connections`]. Clients
+    /// repeat it. Takes some 10 ms.
+    pub fn refuse_connections(&self) -> Result<(), NetworkError> {
+        let refused = inside_at(&self.path, verbatim_filter::moving::refuse_connections);
+        self.step("hold new connections back", refused)
+    }
+
+    /// Ends [`Network::refuse_connections`]; harmless where it was not called.
+    pub fn take_connections(&self) -> Result<(), NetworkError> {
+        let taken = inside_at(&self.path, verbatim_filter::moving::take_connections);
+        self.step("let new connections in", taken)
+    }
+
+    /// Listeners of the instance with connections that no process has accepted yet, and how many.
+    pub fn unaccepted(&self) -> Result<Vec<(SocketAddr, u32)>, NetworkError> {
+        let queues = inside_at(&self.path, crate::kept::unaccepted::queues);
+        self.step("list the sockets", queues)
+    }
+
     /// Tells the neighbours again; harmless at any time. A virtual machine does that itself.
     pub fn announce(&self) -> Result<(), NetworkError> {
         if !self.announces {
@@ -444,6 +463,16 @@ fn make_namespace(path: &Path) -> io::Result<()> {
         rustix::mount::mount_bind("/proc/thread-self/ns/net", path)?;
         Ok(())
     })
+}
+
+/// Runs `work` in the network namespace of a process.
+pub(crate) fn inside_of<T: Send>(pid: i32, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    inside(&File::open(format!("/proc/{pid}/ns/net"))?, work)
+}
+
+/// Runs `work` in the network namespace that is kept at a path.
+pub(crate) fn inside_at<T: Send>(path: &Path, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    inside(&File::open(path)?, work)
 }
 
 /// Runs `work` in a network namespace.

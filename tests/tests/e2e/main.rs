@@ -49,6 +49,7 @@ mod robustness;
 mod rollback;
 mod sleeps;
 mod soak;
+mod sockets;
 mod transport;
 mod unfinished;
 mod volumes;
@@ -246,6 +247,7 @@ fn main() -> ExitCode {
         identity::tests(),
         many::tests(),
         sleeps::tests(),
+        sockets::tests(),
         soak::tests(),
         nemesis::tests(),
         compat::tests(),

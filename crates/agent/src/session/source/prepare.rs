@@ -47,6 +47,7 @@ impl Source {
             .write(self.session, Role::Source, What::Opened(parties))
             .context("the journal cannot be written")?;
         self.takes_all().await?;
+        self.can_be_written_down().await?;
         if let Some(blocker) = rnics::blockers(&self.agent, self.record(), &to).first() {
             bail!("{blocker}");
         }

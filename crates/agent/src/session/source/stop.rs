@@ -30,6 +30,7 @@ impl Source {
         self.keeps_the_limit()?;
         // Somebody may have added one meanwhile.
         self.takes_all().await?;
+        self.empty_queues().await;
         Ok(())
     }
 
@@ -166,6 +167,8 @@ impl Source {
         let (is_tracked, root) = (self.ahead.fills(), self.instance.init_pid());
         let (files, mut destination) = (&mut self.files, self.destination.clone());
         let tracked = &mut self.ahead.tracked;
+        let mut kept = None;
+        let keeping = &mut kept;
         let last_round = async {
             match (when_frozen.await, &mut destination) {
                 (Ok(()), Some(destination)) => {
@@ -178,7 +181,10 @@ impl Source {
                         }
                     };
                     let begun = Instant::now();
-                    let (files, private) = tokio::join!(files.round(destination), private);
+                    let of_tasks = Self::read_kept(root);
+                    let (files, private, of_tasks) =
+                        tokio::join!(files.round(destination), private, of_tasks);
+                    *keeping = Some(of_tasks);
                     let last = milliseconds(begun.elapsed());
                     tracing::debug!("the last round of memory took {last:.1} ms");
                     anyhow::Ok((files?, private?))
@@ -199,6 +205,8 @@ impl Source {
         judged?;
         ahead.context("CRIU's images cannot be sent")?;
         let (files, private) = sent?;
+        let kept = kept.context("nothing was read of the tasks")??;
+        self.keep(&kept)?;
         self.bytes.stop_and_copy += files + private;
         self.ahead.last_bytes += private;
         Ok(())
