@@ -23,9 +23,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use rustix::thread::UnshareFlags;
 use verbatim_filter::LinkFilter;
 
+use crate::namespace::{inside, inside_at, on_a_thread};
 use crate::netlink::{Change, LinkIndex, Netlink};
 
 mod announce;
@@ -463,28 +464,6 @@ fn make_namespace(path: &Path) -> io::Result<()> {
         rustix::mount::mount_bind("/proc/thread-self/ns/net", path)?;
         Ok(())
     })
-}
-
-/// Runs `work` in the network namespace of a process.
-pub(crate) fn inside_of<T: Send>(pid: i32, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    inside(&File::open(format!("/proc/{pid}/ns/net"))?, work)
-}
-
-/// Runs `work` in the network namespace that is kept at a path.
-pub(crate) fn inside_at<T: Send>(path: &Path, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    inside(&File::open(path)?, work)
-}
-
-/// Runs `work` in a network namespace.
-fn inside<T: Send>(namespace: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    on_a_thread(|| {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        work()
-    })
-}
-
-fn on_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    std::thread::scope(|scope| scope.spawn(work).join().expect("the work does not panic"))
 }
 
 fn remove_namespace(path: &Path) -> io::Result<()> {

@@ -20,8 +20,8 @@ use crate::init::Init;
 use crate::kept::unaccepted::reset;
 use crate::kept::{Connection, Kept};
 use crate::name::ContainerName;
+use crate::namespace::inside_at;
 use crate::netlink::delete_table;
-use crate::network::inside_at;
 use crate::operation::Operation;
 use crate::timings::Timings;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{Instance, PYTHON, Running, TestLab, eventually};
+use verbatim_e2e::{Instance, PYTHON, Running, TestLab, bundle_of, eventually};
 
 use crate::Test;
 use crate::robustness::blockers;
@@ -21,6 +21,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("sockets::options_and_timers", &["src", "dst"], options_and_timers),
         Test::new("sockets::over_loopback", &["src", "dst"], over_loopback),
         Test::new("sockets::check_names_them", &["src", "dst"], check_names_them),
+        Test::new("sockets::what_leads_outside", &["src", "dst"], what_leads_outside),
         Test::new(
             "sockets::what_is_taken_moves",
             &["src", "dst"],
@@ -226,6 +227,12 @@ six = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
 six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_UNICAST_HOPS, 33)
 six.setsockopt(socket.SOL_SOCKET, 35, 1)
 own = os.sched_getaffinity(0)
+asked, slacks = threading.Event(), [library.prctl(30, 0, 0, 0, 0)]
+def other():
+    asked.wait()
+    slacks.append(library.prctl(30, 0, 0, 0, 0))
+thread = threading.Thread(target=other)
+thread.start()
 os.sched_setaffinity(0, {min(own)})
 library.prctl(29, 123456, 0, 0, 0)
 
@@ -265,6 +272,9 @@ try:
 except KeyboardInterrupt: pass
 after = options()
 wrong = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+asked.set()
+thread.join()
+if slacks[0] != slacks[1]: wrong['slack of another thread'] = slacks
 ticks, = struct.unpack('Q', os.read(periodic, 8))
 if ticks < 2: wrong['ticks'] = ticks
 for _ in range(3):
@@ -434,6 +444,91 @@ fn check_names_them(lab: &TestLab) -> anyhow::Result<()> {
     let words: Vec<_> = found.iter().map(String::as_str).collect();
     stays.must_be_rolled_back(&words)?;
     ensure!(stays.service_blackout_ms == 0.0, "{}", stays.service_blackout_ms);
+    Ok(())
+}
+
+/// Listens in a folder of the host's.
+const SERVICE: &str = r#"
+import socket, sys, time
+stream = socket.socket(socket.AF_UNIX)
+stream.bind(sys.argv[1] + '/stream')
+stream.listen()
+datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+datagrams.bind(sys.argv[1] + '/datagrams')
+print('listening', flush=True)
+connections = [stream.accept()]
+time.sleep(1000)
+"#;
+
+/// Children in namespaces of their own, and sockets that lead to that service.
+const OUTSIDE: &str = r#"
+import ctypes, os, socket, time
+library = ctypes.CDLL(None, use_errno=True)
+for flag, word in ((0x04000000, 'UTS'), (0x08000000, 'IPC'), (0x40000000, 'network'), (0x02000000, 'cgroup'), (0x20000000, 'PID')):
+    tell = os.pipe()
+    if os.fork() == 0:
+        os.write(tell[1], b'1' if library.unshare(flag) == 0 else b'0')
+        os.close(tell[0]); os.close(tell[1])
+        if flag == 0x20000000: os.fork()
+        time.sleep(1000)
+    print('expect' if os.read(tell[0], 1) == b'1' else 'lacks', word)
+    os.close(tell[0]); os.close(tell[1])
+stream = socket.socket(socket.AF_UNIX)
+stream.connect('/outside/stream')
+print('expect descriptor %d is connected' % stream.fileno())
+datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+datagrams.connect('/outside/datagrams')
+print('expect descriptor %d is connected' % datagrams.fileno())
+print('ready')
+time.sleep(1000)
+"#;
+
+/// `check` names the other end of a socket that leads out of the container, and namespaces within it.
+fn what_leads_outside(lab: &TestLab) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let outside = folder.path().join("outside");
+    let image = folder.path().join("image");
+    for made in [&outside, &image] {
+        std::fs::create_dir(made)?;
+    }
+    let outside = outside.display().to_string();
+    let service = lab.start_plain("src", &[PYTHON, "-c", SERVICE, &outside])?;
+    eventually("a service", LIMIT, || {
+        Ok(service.stdout()?.contains("listening").then_some(()))
+    })?;
+    bundle_of(&image, &["sleep", "1000"], &lab.tools().library)?;
+    let config = image.join("config.json");
+    let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&config)?)?;
+    spec["process"]["args"] = serde_json::json!([PYTHON, "-u", "-c", OUTSIDE]);
+    for set in ["bounding", "effective", "permitted"] {
+        let capabilities = spec["process"]["capabilities"][set].as_array_mut();
+        capabilities
+            .context("no capabilities")?
+            .push("CAP_SYS_ADMIN".into());
+    }
+    let mounts = spec["mounts"].as_array_mut().context("no mounts")?;
+    for (from, to) in [("/usr", "/usr"), (outside.as_str(), "/outside")] {
+        std::fs::create_dir_all(image.join("rootfs").join(&to[1..]))?;
+        mounts.push(serde_json::json!(
+            {"destination": to, "type": "bind", "source": from, "options": ["bind"]}
+        ));
+    }
+    std::fs::write(&config, serde_json::to_vec_pretty(&spec)?)?;
+    let outsider = lab.bundle("src", "outsider", &image)?;
+    says(&outsider, "ready")?;
+    let output = outsider.output()?;
+    let found = blockers(lab, "outsider", "dst")?;
+    let mut count = 0;
+    for word in output.lines().filter_map(|line| line.strip_prefix("expect ")) {
+        ensure!(
+            found.iter().any(|blocker| blocker.contains(word)),
+            "{word}: {found:#?}\n{output}"
+        );
+        count += 1;
+    }
+    ensure!(count >= 3, "{output}");
+    let service = |blocker: &&String| blocker.contains("(python3) of the host");
+    ensure!(found.iter().filter(service).count() == 2, "{found:#?}");
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 
 use super::Process;
-use crate::kept::{is_semaphore, line};
+use crate::fdinfo::{is_semaphore, line};
 
 /// Namespaces of a process of which CRIU takes one for the container (`criu/namespaces.c`): further ones for mounts it takes.
 const NAMESPACES: [(&str, &str); 9] = [

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::Process;
-use crate::network::inside_of;
+use crate::namespace::inside_of;
 use crate::sock_diag::{self, Unix};
 
 /// What the kernel calls the protocols that CRIU takes (`system.sockprotoname`).
@@ -130,7 +130,7 @@ fn is_corked(pid: i32, descriptor: &str) -> bool {
         let mut value = [0; 4];
         /// `linux/udp.h`.
         const UDP_CORK: i32 = 1;
-        crate::kept::option(
+        crate::sockopt::get(
             std::os::fd::AsFd::as_fd(&socket),
             libc::IPPROTO_UDP,
             UDP_CORK,
@@ -375,7 +375,7 @@ mod tests {
         let own = std::process::id() as i32;
         let number = socket.as_raw_fd().to_string();
         assert!(!is_corked(own, &number));
-        crate::kept::set_option(
+        crate::sockopt::set(
             std::os::fd::AsFd::as_fd(&socket),
             libc::IPPROTO_UDP,
             1,

@@ -17,14 +17,15 @@ pub(crate) mod unaccepted;
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use timers::is_semaphore;
+use crate::fdinfo::line;
+
 pub use unaccepted::Connection;
 
 /// The file beside CRIU's images.
@@ -43,7 +44,8 @@ pub struct Kept {
     timers: Vec<At<timers::Timer>>,
     counts: Vec<At<timers::Count>>,
     sockets: Vec<At<options::Options>>,
-    threads: Vec<threads::Thread>,
+    /// Those that have something of their own; `None` where nobody has looked.
+    threads: Option<Vec<threads::Thread>>,
 }
 
 /// Something of a descriptor.
@@ -63,6 +65,7 @@ impl Kept {
             ..Self::default()
         };
         let mut seen = HashSet::new();
+        let mut of_threads = Vec::new();
         for process in tasks_of(init)? {
             process.each_descriptor(|duplicate, number, target| {
                 let at = |what| At {
@@ -97,14 +100,15 @@ impl Kept {
                 }
                 Ok(())
             })?;
-            kept.threads.extend(threads::read(process.pid)?);
+            of_threads.extend(threads::read(process.pid)?);
         }
         let things = kept.lost.len() + kept.timers.len() + kept.counts.len() + kept.sockets.len();
-        if things + kept.threads.len() > MAX_THINGS {
+        if things + of_threads.len() > MAX_THINGS {
             bail!(
                 "the container has more than {MAX_THINGS} sockets, timers and threads of which something is to be kept"
             );
         }
+        kept.threads = Some(of_threads);
         Ok(kept)
     }
 
@@ -136,8 +140,8 @@ impl Kept {
 
     /// Puts it into restored tasks, which do not run yet. An error says what is not as it was.
     pub(crate) fn put_back(&self, init: i32) -> anyhow::Result<()> {
-        let things = self.timers.len() + self.counts.len() + self.sockets.len() + self.threads.len();
-        if things == 0 {
+        let things = self.timers.len() + self.counts.len() + self.sockets.len();
+        if things == 0 && self.threads.is_none() {
             return Ok(());
         }
         for process in tasks_of(init)? {
@@ -161,8 +165,10 @@ impl Kept {
                     .and_then(|socket| what.put_back(socket.as_fd()));
                 put.with_context(|| process.cannot("the socket", *descriptor))?;
             }
-            threads::put_back(process.pid, process.inner, &self.threads)
-                .with_context(|| format!("threads of process {} are not as they were", process.inner))?;
+            if let Some(kept) = &self.threads {
+                threads::put_back(process.pid, process.inner, kept)
+                    .with_context(|| format!("threads of process {} are not as they were", process.inner))?;
+            }
         }
         Ok(())
     }
@@ -237,60 +243,12 @@ fn tasks_of(init: i32) -> anyhow::Result<Vec<Task>> {
     Ok(tasks)
 }
 
-/// A line of a file of `/proc`.
-pub(crate) fn line<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let mut lines = text.lines();
-    lines
-        .find_map(|line| line.trim_start().strip_prefix(name))
-        .map(str::trim)
-}
-
 /// The number of a task within its PID namespace, from its `status`.
 fn innermost(status: &str) -> anyhow::Result<i32> {
     let inner = line(status, "NSpid:").and_then(|numbers| numbers.split_ascii_whitespace().next_back());
     Ok(inner
         .context("the kernel does not say a task's number")?
         .parse()?)
-}
-
-/// An int, or more, of a socket.
-pub(crate) fn option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &mut [u8]) -> io::Result<usize> {
-    use std::os::fd::AsRawFd;
-
-    let mut length = value.len() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and the kernel writes at most `length` bytes to `value`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            value.as_mut_ptr().cast(),
-            &raw mut length,
-        )
-    };
-    match result {
-        0 => Ok((length as usize).min(value.len())),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-pub(crate) fn set_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
-    use std::os::fd::AsRawFd;
-
-    // SAFETY: the descriptor is open, and the kernel reads the slice's bytes.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            value.as_ptr().cast(),
-            value.len() as libc::socklen_t,
-        )
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 #[cfg(test)]

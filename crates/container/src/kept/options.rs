@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::{option, set_option};
+use crate::sockopt;
 
 /// Which sockets have an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl Options {
     pub(super) fn read(socket: BorrowedFd<'_>) -> io::Result<Option<Self>> {
         let number = |name| {
             let mut value = [0; 4];
-            option(socket, libc::SOL_SOCKET, name, &mut value).map(|_| i32::from_ne_bytes(value))
+            sockopt::get(socket, libc::SOL_SOCKET, name, &mut value).map(|_| i32::from_ne_bytes(value))
         };
         let (family, protocol) = (number(libc::SO_DOMAIN)?, number(libc::SO_PROTOCOL)?);
         if family != libc::AF_INET && family != libc::AF_INET6 {
@@ -178,7 +178,7 @@ impl Options {
                 }
                 false => format!("{name} is refused"),
             };
-            set_option(socket, *level, *number, wanted).with_context(shown)?;
+            sockopt::set(socket, *level, *number, wanted).with_context(shown)?;
         }
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Options {
 
 fn value(socket: BorrowedFd<'_>, level: i32, number: i32) -> io::Result<Vec<u8>> {
     let mut value = [0; LONGEST];
-    let length = option(socket, level, number, &mut value)?;
+    let length = sockopt::get(socket, level, number, &mut value)?;
     let value = &value[..length];
     // A name is what is before the first zero.
     let is_name = level == libc::IPPROTO_TCP && number == libc::TCP_CONGESTION;
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     fn set(socket: BorrowedFd<'_>, level: i32, name: i32, value: i32) {
-        set_option(socket, level, name, &value.to_ne_bytes()).unwrap();
+        sockopt::set(socket, level, name, &value.to_ne_bytes()).unwrap();
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         set(here.as_fd(), libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 12345);
         set(here.as_fd(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4096);
-        set_option(here.as_fd(), libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").unwrap();
+        sockopt::set(here.as_fd(), libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").unwrap();
         let kept = Options::read(here.as_fd()).unwrap().unwrap();
         assert_ne!(Options::read(there.as_fd()).unwrap().unwrap(), kept);
         kept.put_back(there.as_fd()).unwrap();
@@ -245,7 +245,7 @@ mod tests {
                 // Each is set, also where it is the same: the kernel takes what it has said.
                 for (name, value) in &kept.0 {
                     let Row(_, _, level, number) = TABLE.iter().find(|row| row.0 == name).unwrap();
-                    set_option(socket, *level, *number, value)
+                    sockopt::set(socket, *level, *number, value)
                         .unwrap_or_else(|error| panic!("{name} {value:?}: {error}"));
                 }
             }

@@ -1,5 +1,6 @@
 //! On which processors a thread may run, and how late the kernel may wake it (`man 2 sched_setaffinity`, `PR_SET_TIMERSLACK`).
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 
@@ -51,15 +52,29 @@ pub(super) fn read(pid: i32) -> anyhow::Result<Vec<Thread>> {
 
 /// Puts it into the threads of a process. Processors that this host lacks are left out; where it has none of them, the thread may run on
 /// all.
+///
+/// Threads that are not named have the usual slack: CRIU runs in real time, which has none, and the kernel gives that to what it makes.
 pub(super) fn put_back(pid: i32, process: i32, kept: &[Thread]) -> anyhow::Result<()> {
-    if !kept.iter().any(|kept| kept.process == process) {
-        return Ok(());
-    }
+    let of_it: HashMap<i32, &Thread> = kept
+        .iter()
+        .filter(|kept| kept.process == process)
+        .map(|kept| (kept.thread, kept))
+        .collect();
     let here = processors(None)?;
     for thread in threads(pid)? {
-        let inner = innermost(&fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"))?)?;
-        let mut of_it = kept.iter();
-        let Some(kept) = of_it.find(|kept| kept.process == process && kept.thread == inner) else {
+        let mut wanted_slack = USUAL_SLACK;
+        let kept = match of_it.is_empty() {
+            true => None,
+            false => {
+                let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"))?;
+                of_it.get(&innermost(&status)?)
+            }
+        };
+        if let Some(own) = kept.and_then(|kept| kept.slack) {
+            wanted_slack = own;
+        }
+        set_slack(thread, wanted_slack)?;
+        let Some(kept) = kept else {
             continue;
         };
         if let Some(wanted) = &kept.processors {
@@ -71,18 +86,29 @@ pub(super) fn put_back(pid: i32, process: i32, kept: &[Thread]) -> anyhow::Resul
             if set.count() == 0 {
                 tracing::warn!(
                     process,
-                    thread = inner,
+                    thread = kept.thread,
                     "a thread ran on processors that this host does not have, and may run on all of them"
                 );
             } else {
                 sched_setaffinity(Pid::from_raw(thread), &set)?;
             }
         }
-        if let Some(slack) = kept.slack {
-            fs::write(format!("/proc/{thread}/timerslack_ns"), slack.to_string())?;
-        }
     }
     Ok(())
+}
+
+/// Gives a thread its slack, if it has another one.
+fn set_slack(thread: i32, wanted: u64) -> io::Result<()> {
+    if slack(thread)?.is_none_or(|now| now == wanted) {
+        return Ok(());
+    }
+    match fs::write(format!("/proc/{thread}/timerslack_ns"), wanted.to_string()) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::warn!(thread, %error, "a thread's timers may be less exact, or wake it more often");
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 fn threads(pid: i32) -> io::Result<Vec<i32>> {

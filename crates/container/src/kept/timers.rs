@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::line;
+use crate::fdinfo::line;
 
 const SECOND: i128 = 1_000_000_000;
 
@@ -132,11 +132,6 @@ impl Count {
             _ => Err(io::ErrorKind::WriteZero.into()),
         }
     }
-}
-
-/// Whether an eventfd is a semaphore, which CRIU does not keep, and nobody can change later. Kernels before Linux 6.9 do not say so.
-pub(crate) fn is_semaphore(fdinfo: &str) -> bool {
-    line(fdinfo, "eventfd-semaphore:").is_some_and(|value| value != "0")
 }
 
 /// A line of `timens_offsets`: a clock's name or number, seconds, nanoseconds.
@@ -291,8 +286,6 @@ mod tests {
             .unwrap();
         assert_eq!(Count::of(&fdinfo(&there)), Some(kept));
         assert!(!Count::of("eventfd-count:               64\n").unwrap().is_lost());
-        assert!(is_semaphore("eventfd-id: 4\neventfd-semaphore: 1\n"));
-        assert!(!is_semaphore("eventfd-id: 4\neventfd-semaphore: 0\n"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use crate::network::inside_of;
+use crate::namespace::inside_of;
 use crate::sock_diag::{self, Tcp};
 
 /// A TCP connection, by its ends.
