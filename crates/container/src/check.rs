@@ -3,6 +3,9 @@
 //! Best effort, from `/proc` (`man 5 proc`): CRIU itself looks closer, but only while the container is frozen. The
 //! list of what it takes is in `criu/files.c`, `dump_one_file`.
 
+mod memory;
+mod nameless;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
@@ -11,6 +14,9 @@ use std::path::{Path, PathBuf};
 
 use crate::bundle::is_harmless_device;
 use crate::rnic::is_rnic;
+
+pub use memory::{Pages, huge_pages, lack_of_huge_pages, memory_policies};
+pub(crate) use nameless::GHOST_LIMIT_BYTES;
 
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
 const KNOWN_ANONYMOUS: [&str; 7] = [
@@ -29,12 +35,10 @@ const RNIC_EVENTS: &str = "anon_inode:[infinibandevent]";
 /// Where a container has the nodes of its RNICs.
 const RNIC_NODES: &str = "/dev/infiniband/uverbs";
 
-/// The largest file that is deleted and still open which CRIU puts into its images (`--ghost-limit`).
-const GHOST_LIMIT_BYTES: u64 = 1 << 20;
-
 /// What stands in the way of a checkpoint of the container with this first process, in words for an operator. `rnics`: that it has RNICs
-/// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)).
-pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
+/// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)). `carried` is the device number of the
+/// file system that moves along, if there is one.
+pub fn blockers(init_pid: i32, rnics: bool, carried: Option<u64>) -> io::Result<Vec<String>> {
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
     for (pid, process) in &processes {
@@ -46,14 +50,33 @@ pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
             ));
         }
         // A process that ends while we look is no blocker.
-        for problem in descriptor_problems(*pid, rnics)
+        for problem in descriptor_problems(*pid, rnics, carried)
             .and_then(|mut problems| {
                 problems.extend(mapping_problems(*pid, rnics)?);
+                problems.extend(nameless::mapping_problems(*pid, carried)?);
+                problems.extend(memory::problems(*pid)?);
                 Ok(problems)
             })
             .unwrap_or_default()
         {
             found.push(format!("{who}: {problem}"));
+        }
+    }
+    Ok(found)
+}
+
+/// What of it is about files without a name, or about memory: a migration that finds it begins nothing.
+pub fn of_files_and_memory(init_pid: i32, carried: Option<u64>) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (pid, process) in processes_of(init_pid)? {
+        let problems = nameless::open_problems(pid, carried).and_then(|mut problems| {
+            problems.extend(nameless::mapping_problems(pid, carried)?);
+            problems.extend(memory::problems(pid)?);
+            Ok(problems)
+        });
+        // Those of a process that ends meanwhile are none.
+        for problem in problems.unwrap_or_default() {
+            found.push(format!("process {pid} ({}): {problem}", process.command));
         }
     }
     Ok(found)
@@ -156,7 +179,7 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
     }
 }
 
-fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
+fn descriptor_problems(pid: i32, rnics: bool, carried: Option<u64>) -> io::Result<Vec<String>> {
     let mounts = mount_ids(&read_text(Path::new(&format!("/proc/{pid}/mountinfo")))?);
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -165,7 +188,9 @@ fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
         };
         let number = entry.file_name();
         let number = number.to_string_lossy();
-        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), &mounts, rnics) {
+        if let Some(problem) =
+            descriptor_problem(pid, &number, &target, &entry.path(), &mounts, (rnics, carried))
+        {
             problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
         }
     }
@@ -178,7 +203,7 @@ fn descriptor_problem(
     target: &Path,
     link: &Path,
     mounts: &HashSet<u32>,
-    rnics: bool,
+    (rnics, carried): (bool, Option<u64>),
 ) -> Option<String> {
     let text = target.to_string_lossy();
     if text.starts_with("anon_inode:") {
@@ -190,6 +215,9 @@ fn descriptor_problem(
     }
     let meta = fs::metadata(link).ok()?;
     let kind = meta.file_type();
+    if let Some(problem) = nameless::descriptor_problem(&text, &meta, carried) {
+        return Some(problem);
+    }
     if rnics && kind.is_char_device() && is_rnic(meta.rdev()) {
         return None;
     }
@@ -202,12 +230,6 @@ fn descriptor_problem(
         .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     if mount.is_some_and(|mount| !mounts.contains(&mount)) {
         return Some("lies outside the container's own mounts".to_owned());
-    }
-    if meta.nlink() == 0 && kind.is_file() && meta.len() > GHOST_LIMIT_BYTES {
-        return Some(format!(
-            "is deleted, still open and {} bytes long; CRIU takes up to {GHOST_LIMIT_BYTES}",
-            meta.len()
-        ));
     }
     None
 }
@@ -250,7 +272,14 @@ mod tests {
         let judge = |file: &fs::File, mounts: &HashSet<u32>| {
             let number = file.as_raw_fd().to_string();
             let link = PathBuf::from(format!("/proc/self/fd/{number}"));
-            descriptor_problem(own, &number, &fs::read_link(&link).unwrap(), &link, mounts, false)
+            descriptor_problem(
+                own,
+                &number,
+                &fs::read_link(&link).unwrap(),
+                &link,
+                mounts,
+                (false, None),
+            )
         };
         let null = fs::File::open("/dev/null").unwrap();
         assert_eq!(judge(&null, &mounts), None);
@@ -258,8 +287,6 @@ mod tests {
         assert!(outside.contains("outside"), "{outside}");
         let deleted = tempfile::tempfile().unwrap();
         assert_eq!(judge(&deleted, &mounts), None);
-        deleted.set_len(GHOST_LIMIT_BYTES + 1).unwrap();
-        assert!(judge(&deleted, &mounts).unwrap().contains("deleted"));
     }
 
     #[test]
@@ -273,7 +300,10 @@ mod tests {
         let mut child = std::process::Command::new(&odd).arg("1000").spawn().unwrap();
         let pid = child.id() as i32;
         let found = processes_of(own).map(|processes| processes.get(&pid).map(|child| child.parent));
-        let (mapped, opened) = (mapping_problems(pid, false), descriptor_problems(pid, false));
+        let (mapped, opened) = (
+            mapping_problems(pid, false),
+            descriptor_problems(pid, false, None),
+        );
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.unwrap(), Some(own), "it is one of the processes here");

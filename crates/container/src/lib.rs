@@ -64,7 +64,9 @@ pub mod fuzzing {
 
 pub use bundle::{Bind, Bundle, BundleConfig, FolderMount, STARTED_NAME, Workload, has_device};
 pub use cgroup::{Cgroup, CgroupBeside, CgroupVersion, remove_cgroup_parent};
-pub use check::{added, blockers, with_rnics};
+pub use check::{
+    Pages, added, blockers, huge_pages, lack_of_huge_pages, memory_policies, of_files_and_memory, with_rnics,
+};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
 pub use error::Error;

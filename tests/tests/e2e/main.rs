@@ -19,6 +19,7 @@
 mod addresses;
 mod application;
 mod came_back;
+mod carried;
 mod compat;
 mod conformance;
 mod drain;
@@ -238,6 +239,7 @@ fn main() -> ExitCode {
         lost_rnic::tests(),
         addresses::tests(),
         files::tests(),
+        carried::tests(),
         machines::tests(),
         libvirt::tests(),
         volumes::tests(),

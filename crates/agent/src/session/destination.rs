@@ -223,6 +223,9 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
         ));
     }
     blockers.extend(room::lacking(agent, record, request));
+    let huge_pages = request.huge_pages.iter().map(|of| (of.kib, of.pages)).collect();
+    let lack = tokio::task::block_in_place(|| verbatim_container::lack_of_huge_pages(&huge_pages));
+    blockers.extend(lack);
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
     blockers.extend(storage::unseen(&request.witnesses));
@@ -568,6 +571,7 @@ impl Destination {
             tokio::task::block_in_place(|| home.take_volumes(config, Some(self.session)))?;
         }
         self.lacks_nothing()?;
+        self.runtime.let_go();
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.
         let refused = filling::refused(self.filler.as_ref());
@@ -575,6 +579,9 @@ impl Destination {
             restored = restore.restore() => restored?,
             why = refused => bail!("the tasks' memory is not all there: {why}"),
         };
+        // Restoring changes times: sockets are bound again, and files mapped.
+        tokio::task::block_in_place(|| self.runtime.stamp())
+            .context("the times of the instance's files cannot be set")?;
         self.restored = Some(restored);
         self.decide(Event::Restored).await;
         Ok(milliseconds(begun.elapsed()))

@@ -17,7 +17,7 @@ use crate::guests::unexpected;
 use crate::instances::storage::{Witnesses, devices, images};
 use crate::instances::{machine, volumes};
 use crate::keeper::Keeper;
-use crate::memory::private;
+use crate::memory::{obstacles, private, shared};
 use crate::proto;
 use crate::protocol::{IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
@@ -47,6 +47,23 @@ impl Source {
             .write(self.session, Role::Source, What::Opened(parties))
             .context("the journal cannot be written")?;
         self.takes_all().await?;
+        if !self.is_machine() {
+            let folder = self.instance.home.paths.folder.clone();
+            let init = self.instance.init_pid();
+            let look = move || {
+                let mut found = obstacles::of(&folder);
+                found.extend(verbatim_container::of_files_and_memory(
+                    init,
+                    obstacles::device(&folder),
+                )?);
+                std::io::Result::Ok(found)
+            };
+            let obstacles = tokio::task::spawn_blocking(look).await?;
+            let obstacles = obstacles.context("the container's processes cannot be looked at")?;
+            if let Some(obstacle) = obstacles.first() {
+                bail!("{obstacle}");
+            }
+        }
         if let Some(blocker) = rnics::blockers(&self.agent, self.record(), &to).first() {
             bail!("{blocker}");
         }
@@ -83,18 +100,20 @@ impl Source {
             None => private::bytes_of_tree(self.instance.init_pid()),
         };
         let mut private_bytes = 0;
+        let mut shared_bytes = 0;
         if self.record().machine.is_some() {
             self.meet_machine().await?;
         } else {
             if self.goes_beside_images(&to).await? {
                 private_bytes = own_bytes;
             }
-            let in_images = own_bytes - private_bytes;
+            shared_bytes = shared::bytes_of_tree(self.instance.init_pid());
+            let in_images = own_bytes - private_bytes + shared_bytes;
             if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, in_images) {
                 bail!("{lack}");
             }
         }
-        let memory_bytes = registered_bytes + own_bytes;
+        let memory_bytes = registered_bytes + own_bytes + shared_bytes;
         let (mut record, files) = match &self.machine {
             Some(leaving) => {
                 let carried = &leaving.carried;
@@ -129,6 +148,7 @@ impl Source {
             } else {
                 Vec::new()
             },
+            huge_pages: super::huge_pages(&self.instance).await?,
         };
         super::look_into_images(&mut destination, &mut request).await?;
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
