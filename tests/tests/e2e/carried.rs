@@ -4,7 +4,7 @@ mod memory;
 mod snapshot;
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -176,7 +176,7 @@ fn a_tree(lab: &TestLab) -> anyhow::Result<()> {
     let look = || -> anyhow::Result<Vec<Snapshot>> {
         trees(&instance)?.iter().map(|root| Snapshot::of(root)).collect()
     };
-    let before = look()?;
+    let mut before = look()?;
     ensure!(before == look()?, "the look changes what it looks at");
     lab.ask(&["check", "tree", "--to", "dst"])?;
     for to in ["dst", "src", "dst"] {
@@ -190,6 +190,8 @@ fn a_tree(lab: &TestLab) -> anyhow::Result<()> {
         let mut said = String::new();
         std::io::Read::read_to_string(&mut socket?, &mut said)?;
         ensure!(said == "here", "{said:?}");
+        // Whoever connects is noted as the socket's reader.
+        before = look()?;
     }
     let [tmp, _] = trees(&instance)?;
     fs::write(tmp.join("a"), "more")?;

@@ -142,7 +142,10 @@ fn refused(lab: &TestLab, instance: &Instance<'_>, why: &str) -> anyhow::Result<
 fn a_strict_limit_counts_shared_memory(lab: &TestLab) -> anyhow::Result<()> {
     const MIB: u64 = 64;
     let kinds = [
-        ("memfd", "block = mmap.mmap(os.memfd_create('m'), SIZE)"),
+        (
+            "memfd",
+            "memory = os.memfd_create('m')\nos.ftruncate(memory, SIZE)\nblock = mmap.mmap(memory, SIZE)",
+        ),
         ("anonymous", "block = mmap.mmap(-1, SIZE)"),
         (
             "sysv",
