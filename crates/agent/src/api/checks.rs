@@ -96,7 +96,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
         }
         let folder = instance.home.paths.folder.clone();
-        blockers.extend(tokio::task::spawn_blocking(move || obstacles::of(&folder)).await?);
+        blockers.extend(tokio::task::spawn_blocking(move || obstacles::of(&folder, init)).await?);
         let policies = tokio::task::spawn_blocking(move || verbatim_container::memory_policies(init));
         notes.extend(policies.await?.unwrap_or_default());
         let unreached = tokio::task::spawn_blocking(move || verbatim_container::unreached_waits(init));

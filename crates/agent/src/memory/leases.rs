@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::makedev;
 use rustix::io::Errno;
@@ -46,10 +46,9 @@ impl Leases {
         self.0.get(&inode).copied()
     }
 
-    /// Those on files of one file system.
-    pub fn on(&self, device: u64) -> impl Iterator<Item = (Inode, Holder)> {
-        let all = self.0.iter().filter(move |(inode, _)| inode.device == device);
-        all.map(|(inode, holder)| (*inode, *holder))
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = (Inode, Holder)> {
+        self.0.iter().map(|(inode, holder)| (*inode, *holder))
     }
 }
 
@@ -92,31 +91,39 @@ impl Holder {
                 Ok(File::from(file))
             }
             None => Err(io::Error::other(format!(
-                "has a lease (F_SETLEASE) of process {}, which has it open for nothing but writing",
+                "has a lease for writing (F_SETLEASE) of process {}, which cannot read it",
                 self.pid
             ))),
         }
     }
 
     /// The number of a descriptor by which the holder can read that file.
-    pub fn descriptor(&self, inode: Inode) -> io::Result<Option<i32>> {
-        let folder = Path::new("/proc").join(self.pid.to_string());
-        for entry in fs::read_dir(folder.join("fd"))? {
+    fn descriptor(&self, inode: Inode) -> io::Result<Option<i32>> {
+        let folder = self.folder();
+        let can_read = |number: &i32| {
+            let info = fs::read_to_string(folder.join("fdinfo").join(number.to_string()));
+            can_be_read(&info.unwrap_or_default())
+        };
+        Ok(self.descriptors(inode)?.into_iter().find(can_read))
+    }
+
+    /// The numbers of the holder's descriptors of that file.
+    fn descriptors(&self, inode: Inode) -> io::Result<Vec<i32>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.folder().join("fd"))? {
             let entry = entry?;
             // By the link: nothing is opened.
             let is_it = fs::metadata(entry.path())
                 .is_ok_and(|found| found.dev() == inode.device && found.ino() == inode.number);
             let name = entry.file_name();
             let number = name.to_str().and_then(|name| name.parse().ok());
-            let Some(number) = number.filter(|_| is_it) else {
-                continue;
-            };
-            let info = fs::read_to_string(folder.join("fdinfo").join(&name)).unwrap_or_default();
-            if can_be_read(&info) {
-                return Ok(Some(number));
-            }
+            found.extend(number.filter(|_| is_it));
         }
-        Ok(None)
+        Ok(found)
+    }
+
+    fn folder(&self) -> PathBuf {
+        Path::new("/proc").join(self.pid.to_string())
     }
 }
 
@@ -127,18 +134,38 @@ fn can_be_read(info: &str) -> bool {
     flags.is_some_and(|flags| flags & libc::O_PATH == 0 && flags & libc::O_ACCMODE != libc::O_WRONLY)
 }
 
-/// Leased files of a folder's file system that cannot be read, in words for an operator.
-pub fn problems(root: &Path) -> io::Result<Vec<String>> {
-    let device = fs::metadata(root)?.dev();
+/// From this length on CRIU opens a file that a task has open, to see whether it is a library (`criu/files-reg.c`,
+/// `store_validation_data_build_id`). It would break the lease, and wait until the kernel takes it away, 45 s with the tasks
+/// frozen.
+const LOOKED_INTO_BYTES: u64 = 5;
+
+/// Leases of a process, and of all that descend from it, that would be broken, or on files of that file system that cannot be read; in
+/// words for an operator.
+pub fn problems(root: i32, carried: Option<u64>) -> io::Result<Vec<String>> {
     let leases = Leases::look()?;
+    if leases.is_empty() {
+        return Ok(Vec::new());
+    }
+    let processes = super::private::processes(root);
     let mut found = Vec::new();
-    for (inode, holder) in leases.on(device) {
+    for (inode, holder) in leases.all() {
+        if !processes.contains(&holder.pid.cast_unsigned()) {
+            continue;
+        }
         // One that ends meanwhile has no lease.
-        if matches!(holder.descriptor(inode), Ok(None)) {
+        let Some(number) = holder.descriptors(inode).unwrap_or_default().first().copied() else {
+            continue;
+        };
+        let link = holder.folder().join("fd").join(number.to_string());
+        let (Ok(path), Ok(metadata)) = (fs::read_link(&link), fs::metadata(&link)) else {
+            continue;
+        };
+        let is_unread = carried == Some(inode.device) && matches!(holder.descriptor(inode), Ok(None));
+        if metadata.len() >= LOOKED_INTO_BYTES || is_unread {
             found.push(format!(
-                "process {}: a lease (F_SETLEASE) on a file that it has open for nothing but writing; have it opened for reading, too, \
-                 or end the lease",
-                holder.pid
+                "process {} has a lease for writing (F_SETLEASE) on {}, which whoever writes it down would break: end the lease first",
+                holder.pid,
+                path.display()
             ));
         }
     }
@@ -169,7 +196,7 @@ mod tests {
             leases.holder(inode).map(|holder| holder.pid)
         };
         assert_eq!([9, 10, 11, 12].map(on), [Some(4711), None, Some(4713), None]);
-        assert_eq!(leases.on(makedev(0, 0x2f)).count(), 2);
+        assert_eq!(leases.all().count(), 2);
         assert!(!leases.is_empty() && Leases::parse("").is_empty());
     }
 
@@ -189,6 +216,10 @@ mod tests {
         let mut text = String::new();
         holder.open(inode).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "content");
+        let own_pid = std::process::id().cast_signed();
+        let found = problems(own_pid, None).unwrap();
+        let named = |problem: &&String| problem.contains(path.to_str().unwrap());
+        assert_eq!(found.iter().filter(named).count(), 1, "{found:?}");
         // SAFETY: as above.
         let held = unsafe { libc::fcntl(own.as_raw_fd(), libc::F_GETLEASE) };
         assert_eq!(held, libc::F_WRLCK);

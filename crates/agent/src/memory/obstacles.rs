@@ -8,13 +8,14 @@ use super::{leases, tree};
 /// Files that are named at a time.
 const MOST: usize = 8;
 
-/// All of it below the instance's runtime folder, in words for an operator.
-pub fn of(folder: &Path) -> Vec<String> {
+/// All of it, in words for an operator: below the instance's runtime folder, and what its first process and all that descend from it
+/// have leased.
+pub fn of(folder: &Path, init: i32) -> Vec<String> {
     let files = tree::problems(folder, MOST).map(|files| {
         let own = files.into_iter().map(|problem| format!("its file {problem}"));
         own.collect::<Vec<_>>()
     });
-    let leased = leases::problems(folder);
+    let leased = leases::problems(init, device(folder));
     let mut found = Vec::new();
     for problems in [files, leased] {
         match problems {

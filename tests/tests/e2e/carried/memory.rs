@@ -124,7 +124,7 @@ while True:
 }
 
 /// `check` says why it cannot move, and a migration begins nothing.
-fn refused(lab: &TestLab, instance: &Instance<'_>, why: &str) -> anyhow::Result<()> {
+pub(super) fn refused(lab: &TestLab, instance: &Instance<'_>, why: &str) -> anyhow::Result<()> {
     let said = lab
         .verbatim(&["check", instance.name(), "--to", "dst"])?
         .wait(LIMIT)?;

@@ -51,7 +51,7 @@ impl Source {
             let folder = self.instance.home.paths.folder.clone();
             let init = self.instance.init_pid();
             let look = move || {
-                let mut found = obstacles::of(&folder);
+                let mut found = obstacles::of(&folder, init);
                 found.extend(verbatim_container::of_files_and_memory(
                     init,
                     obstacles::device(&folder),
