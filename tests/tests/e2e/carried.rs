@@ -225,6 +225,15 @@ print('ready')
 turn = 0
 while not os.path.exists('stop'):
     turn += 1
+    # Of one file, and written by its second name; then the first one goes, and then the second.
+    put(f'x{turn}', 'unwritten')
+    os.link(f'x{turn}', f'y{turn}')
+    with open(f'y{turn}', 'r+') as file:
+        file.write('%09d' % turn)
+    if turn > 200:
+        os.remove(f'x{turn - 200}')
+    if turn > 400:
+        os.remove(f'y{turn - 400}')
     put('a', f'a{turn}' * 3000)
     for name in ('b', 'c'):
         os.link('a', 'further')
@@ -237,9 +246,11 @@ while not os.path.exists('stop'):
         with open('b', 'r+') as file:
             file.write(f'b{turn}')
     time.sleep(0.001)
-for name in sorted(os.listdir()):
-    if name in ('a', 'b', 'c'):
-        print(name, os.stat(name).st_nlink, hash(open(name).read()))
+for number in range(max(1, turn - 399), turn + 1):
+    names = [f'y{number}'] + [f'x{number}'] * (number > turn - 200)
+    assert all(open(name).read() == '%09d' % number for name in names), (turn, number)
+    assert all(os.stat(name).st_nlink == len(names) for name in names), (turn, number)
+    assert len({os.stat(name).st_ino for name in names}) == 1, (turn, number)
 print('stopped')
 time.sleep(1000)
 ";
