@@ -116,7 +116,7 @@ impl Holder {
             let is_it = fs::metadata(entry.path())
                 .is_ok_and(|found| found.dev() == inode.device && found.ino() == inode.number);
             let name = entry.file_name();
-            let number = name.to_str().and_then(|name| name.parse().ok());
+            let number = name.to_str().and_then(|name| name.parse::<i32>().ok());
             found.extend(number.filter(|_| is_it));
         }
         Ok(found)
