@@ -1,6 +1,6 @@
 //! Sends what changed in an instance's folders as a stream of parts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -69,6 +69,8 @@ pub struct Sender {
     is_last: bool,
     /// Only further names of files are sent, and only new ones.
     only_names: bool,
+    /// Files that were gone when the round that runs came to read them: the destination has nothing by that name, or something else.
+    gone: HashSet<PathBuf>,
     /// Of programs, on files, at the beginning of the round that runs.
     leases: Leases,
 }
@@ -114,6 +116,7 @@ impl Sender {
             detail: Detail::Content,
             is_last: false,
             only_names: false,
+            gone: HashSet::new(),
             leases: Leases::default(),
         }
     }
@@ -207,6 +210,7 @@ impl Sender {
     }
 
     fn read(&mut self, parts: &Parts) -> io::Result<u64> {
+        self.gone.clear();
         let mut changes = self.tree.look(&self.root, self.detail)?;
         if self.only_names {
             for entry in changes.touched {
@@ -250,6 +254,13 @@ impl Sender {
             Kind::Symlink(to) => {
                 part.set_kind(PartKind::Symlink);
                 part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
+            }
+            Kind::Link(to) if self.gone.contains(to) => {
+                // The next look finds what it is a name of now, and takes it for new.
+                self.trackers.remove(&entry.path);
+                self.tree.forget(&entry.path);
+                parts.put(self.part(&entry.path, PartKind::Removed))?;
+                return Ok(0);
             }
             Kind::Link(to) => {
                 part = self.part(&entry.path, PartKind::Link);
@@ -314,7 +325,10 @@ impl Sender {
             Opened::File(file) => (file, None),
             Opened::Lent(file, times) => (file, Some(times)),
             // Removed, or no file any more, since the look; the next one sees it.
-            Opened::Gone => return Ok(0),
+            Opened::Gone => {
+                self.gone.insert(path.to_owned());
+                return Ok(0);
+            }
             // Its content is sent in the last round.
             Opened::Leased => {
                 self.tree.forget(path);
