@@ -39,13 +39,29 @@ impl Tracker {
         self.registered = Ranges::default();
         let mut look = Look::default();
         for mapping in maps::parse(&text).filter(Mapping::is_anonymous) {
-            // Else it is somebody else's, or not there any more.
-            if uffd::register(self.armed.uffd(), &mapping.range).is_ok() {
+            if self.is_or_gets_registered(&pagemap, &mapping.range) {
                 self.registered.insert(mapping.range.clone());
             }
             self.look_at(&pagemap, &mapping.range, &mut look.written)?;
         }
         Ok(look)
+    }
+
+    /// Registers a mapping that is not. False if it is somebody else's, or not there any more.
+    ///
+    /// The kernel takes our userfaultfd from a mapping that mremap(2) has moved, and from a neighbour that it was merged with.
+    /// Pages of the neighbour then still bear the mark of protected pages, which writes do not remove; registered again, they would
+    /// count as clean. So the marks are removed where a mapping is registered, and then all of it was written. A mapping that is
+    /// registered is not registered again: if it loses the userfaultfd now, the scan that follows says so.
+    fn is_or_gets_registered(&self, pagemap: &File, range: &Range<u64>) -> bool {
+        let first = range.start..range.start + crate::PAGE;
+        let mut is_registered = false;
+        let scanned = uffd::scan(pagemap, [first], Wanted::Whole, |region| {
+            is_registered |= region.categories & WPALLOWED != 0;
+        });
+        (scanned.is_ok() && is_registered)
+            || (uffd::register(self.armed.uffd(), range).is_ok()
+                && uffd::unprotect(self.armed.uffd(), range).is_ok())
     }
 
     fn look_at(&self, pagemap: &File, range: &Range<u64>, written: &mut Ranges) -> Result<(), Error> {

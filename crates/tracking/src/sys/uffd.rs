@@ -68,6 +68,18 @@ pub fn register(uffd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes the protection of all pages of a registered mapping away.
+pub fn unprotect(uffd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
+    let mut request = ProtectRequest {
+        start: range.start,
+        length: range.end - range.start,
+        mode: 0,
+    };
+    // SAFETY: UFFDIO_WRITEPROTECT reads a `struct uffdio_writeprotect`, which is three u64; it protects nothing in this mode.
+    unsafe { ioctl::ioctl(uffd, Updater::<UFFDIO_WRITEPROTECT, _>::new(&mut request)) }?;
+    Ok(())
+}
+
 /// Whether the memory that a userfaultfd was made for is still there: not after execve, and not when the process has ended.
 pub fn has_memory(uffd: BorrowedFd<'_>) -> bool {
     // The last page of the lower half. Were there one, it would count as written, and nothing would be lost.
