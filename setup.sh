@@ -16,6 +16,7 @@ packages=(
     ucx-utils libucx-dev                                            # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
     e2fsprogs                                                       # file systems on volumes
+    iptables tmux                                                   # rules and terminals that move with containers
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
     qemu-system-x86                                                 # virtual machines that move
     fio qemu-utils nbdkit rocksdb-tools bonnie++                    # what volumes and swap disks are measured with, and beside
