@@ -66,7 +66,7 @@ impl Agent {
             ..
         } = asked
             .await
-            .with_context(|| format!("{host} does not tell its instances within {LIMIT:?}"))??;
+            .with_context(|| format!("{host} does not tell its instances within {} s", LIMIT.as_secs()))??;
         if !names_instances {
             bail!("the agent of {host} does not tell its instances; upgrade it");
         }

@@ -96,7 +96,9 @@ def run(command, limit=COMMAND):
         ended = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                timeout=limit, text=True, errors='replace', check=False)
     except subprocess.TimeoutExpired as error:
-        return 124, (error.stdout or b'').decode(errors='replace')
+        # On a timeout it is bytes, whatever was asked for.
+        said = error.stdout or b''
+        return 124, said if isinstance(said, str) else said.decode(errors='replace')
     return ended.returncode, ended.stdout
 
 
@@ -211,17 +213,18 @@ class Plain:
             pass
         return self.said
 
-    def passes(self):
+    def fails(self):
+        """Whether it fails there, too. One that does not start there excuses nothing."""
         if self.runc('run', '--detach', self.name):
             return False
         if until(lambda: re.search(r'^STARTED 0$', self.logs(), re.M), START) is None:
             return False
         images = ['--image-path', self.folder / 'images', '--work-path', self.folder, '--tcp-established', '--file-locks']
         if self.runc('checkpoint', *images, self.name) or self.runc('restore', '--detach', *images, self.name):
-            return False
+            return True
         self.runc('exec', self.name, '/bin/touch', '/tmp/stop')
         until(lambda: True if re.search(r'^END$', self.logs(), re.M) else None, END)
-        return verdict(self.logs())[0]
+        return not verdict(self.logs())[0]
 
     def close(self):
         self.runc('delete', '--force', self.name)
@@ -247,10 +250,10 @@ class Runner:
             if instance:
                 instance.close()
 
-    def plain_passes(self, test):
+    def plain_fails(self, test):
         plain = Plain(self.folder, test, self.tests.arguments(test))
         try:
-            return plain.passes()
+            return plain.fails()
         except subprocess.TimeoutExpired:
             return False
         finally:
@@ -279,7 +282,7 @@ class Runner:
         bad = first_line(bad)
         if not passed:
             return 'unmoved: ' + first_line(why)
-        return ('fault: ' if self.plain_passes(test) else 'criu: ') + bad
+        return ('criu: ' if self.plain_fails(test) else 'fault: ') + bad
 
 
 def expected():
