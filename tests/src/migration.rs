@@ -81,6 +81,9 @@ pub struct Migration {
     pub method_reason: String,
     /// What moved of connections as it was.
     pub paused: Paused,
+    /// TCP connections whose clients were told that they are gone; releases before say nothing of them.
+    #[serde(default)]
+    pub reset_connections: u64,
 }
 
 /// Of connections that paused and were not drained.

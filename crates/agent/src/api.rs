@@ -511,6 +511,7 @@ impl Control for ControlService {
             limits,
             max_bandwidth: NonZeroU64::new(request.max_bytes_per_second),
             post_copy: request.post_copy,
+            no_reset: request.no_reset,
             method: request.method.parse().map_err(tonic::Status::invalid_argument)?,
             transport: request
                 .memory_transport

@@ -214,6 +214,9 @@ pub struct Migration {
     pub method_reason: String,
     /// What moved of connections as it was.
     pub paused: Paused,
+    /// TCP connections that no process had: not accepted when the instance was frozen, or closed before all was sent. Their clients were
+    /// told so by a reset.
+    pub reset_connections: usize,
 }
 
 /// Of connections that were paused and not drained.
@@ -346,12 +349,14 @@ mod tests {
             method: Method::PauseResume,
             method_reason: "asked for".into(),
             paused: Paused::default(),
+            reset_connections: 3,
         };
         let json = serde_json::to_value(&migration).unwrap();
         assert_eq!(json["outcome"], "rolled-back");
         assert_eq!(json["phases_ms"].as_object().unwrap().len(), 10);
         assert_eq!(json["method"], "pause-resume");
         assert_eq!(json["phases_ms"]["DumpRDMA"], 1.5);
+        assert_eq!(json["reset_connections"], 3);
         assert_eq!(json["phases_ms"]["Replay"], 0.0);
         assert_eq!(json["pre_copy"]["rounds"][0]["bytes"], 5);
         assert_eq!(json["pre_copy"]["rounds"][0]["ms"], 1.25);

@@ -399,6 +399,10 @@ pub struct MigrateArguments {
     /// follows at once. Until then it needs both hosts: a source that is lost then is a lost virtual machine.
     #[arg(long)]
     pub post_copy: bool,
+    /// Roll back rather than reset TCP connections that no process has accepted by the freeze (or that were closed with data unsent). New
+    /// ones wait from shortly before the freeze on, and what has come gets half a second to be accepted.
+    #[arg(long)]
+    pub no_reset: bool,
     /// How memory goes while the program runs. tls: encrypted, on the agents' own connection. rdma: by one-sided RDMA, not encrypted;
     /// what arrives is compared with fingerprints that go over TLS. auto: rdma where the list of hosts says "trusted_network" of both
     /// hosts. Where RDMA cannot be, it is TLS, and the report says why.

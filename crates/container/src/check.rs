@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use crate::bundle::{is_harmless_device, is_own_terminal, is_terminal};
 use crate::rnic::is_rnic;
 
+mod kinds;
+mod sockets;
+
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
 const KNOWN_ANONYMOUS: [&str; 7] = [
     "anon_inode:[eventfd]",
@@ -34,9 +37,12 @@ const GHOST_LIMIT_BYTES: u64 = 1 << 20;
 
 /// What stands in the way of a checkpoint of the container with this first process, in words for an operator. `rnics`: that it has RNICs
 /// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)).
-pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
+///
+/// `guests`: processes with RDMA, whose guest library of an earlier release has a semaphore that may become a counter.
+pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32]) -> io::Result<Vec<String>> {
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
+    let processes = with_nested(init_pid, processes)?;
     let mounts = mounts_of(processes.keys().copied());
     for (pid, process) in &processes {
         let who = format!("process {pid} ({})", process.command);
@@ -47,6 +53,11 @@ pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
             ));
         }
         // A process that ends while we look is no blocker.
+        found.extend(
+            kinds::problems(init_pid, *pid, &processes, guests.contains(pid))
+                .into_iter()
+                .map(|problem| format!("{who}: {problem}")),
+        );
         for problem in descriptor_problems(*pid, &mounts, rnics)
             .and_then(|mut problems| {
                 problems.extend(mapping_problems(*pid, rnics)?);
@@ -55,6 +66,25 @@ pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
             .unwrap_or_default()
         {
             found.push(format!("{who}: {problem}"));
+        }
+    }
+    found.extend(sockets::problems(init_pid, &processes));
+    Ok(found)
+}
+
+/// What changes at a move, in words for an operator. `guests`: as of [`blockers`].
+pub fn notes(init_pid: i32, guests: &[i32]) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for (pid, process) in processes_of(init_pid)? {
+        if guests.contains(&pid) {
+            let semaphores = kinds::semaphores(pid).into_iter();
+            found.extend(semaphores.map(|number| {
+                format!(
+                    "process {pid} ({}): descriptor {number} is an eventfd that is a semaphore (EFD_SEMAPHORE), of the program or of an earlier \
+                     release's guest library; after the move one read takes all of its count",
+                    process.command
+                )
+            }));
         }
     }
     Ok(found)
@@ -157,6 +187,26 @@ pub(crate) fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> 
     Ok(processes)
 }
 
+/// These, and those of them that are in PID namespaces within the container's.
+fn with_nested(init_pid: i32, mut processes: BTreeMap<i32, Process>) -> io::Result<BTreeMap<i32, Process>> {
+    let mut others = BTreeMap::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if let Ok(status) = read_text(&entry.path().join("status")) {
+            others.insert(pid, parse_status(&status));
+        }
+    }
+    let tree = descendants(init_pid, &others);
+    for (pid, process) in others {
+        if tree.contains(&pid) {
+            processes.entry(pid).or_insert(process);
+        }
+    }
+    Ok(processes)
+}
+
 /// Reads a file of `/proc`. Programs and files may have names that are not UTF-8: what is not is replaced, in words for an
 /// operator and in nothing else.
 fn read_text(path: &Path) -> io::Result<String> {
@@ -192,6 +242,7 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
     }
 }
 
+/// `mounts`: those that processes of the container see.
 fn descriptor_problems(pid: i32, mounts: &HashSet<u32>, rnics: bool) -> io::Result<Vec<String>> {
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {

@@ -17,15 +17,16 @@
 
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use rustix::thread::UnshareFlags;
 use verbatim_filter::LinkFilter;
 
+use crate::namespace::{inside, inside_at, on_a_thread};
 use crate::netlink::{Change, LinkIndex, Netlink};
 
 mod announce;
@@ -323,6 +324,25 @@ impl Network {
         self.announce()
     }
 
+    /// Drops the first packet of each new TCP connection to the instance, from wherever, until [`Network::take_connections`]. Clients
+    /// repeat it. Takes some 10 ms.
+    pub fn refuse_connections(&self) -> Result<(), NetworkError> {
+        let refused = inside_at(&self.path, verbatim_filter::moving::refuse_connections);
+        self.step("hold new connections back", refused)
+    }
+
+    /// Ends [`Network::refuse_connections`]; harmless where it was not called.
+    pub fn take_connections(&self) -> Result<(), NetworkError> {
+        let taken = inside_at(&self.path, verbatim_filter::moving::take_connections);
+        self.step("let new connections in", taken)
+    }
+
+    /// Listeners of the instance with connections that no process has accepted yet, and how many.
+    pub fn unaccepted(&self) -> Result<Vec<(SocketAddr, u32)>, NetworkError> {
+        let queues = inside_at(&self.path, crate::kept::unaccepted::queues);
+        self.step("list the sockets", queues)
+    }
+
     /// Tells the neighbours again; harmless at any time. A virtual machine does that itself.
     pub fn announce(&self) -> Result<(), NetworkError> {
         if !self.announces {
@@ -476,18 +496,6 @@ fn make_namespace(path: &Path) -> io::Result<()> {
         rustix::mount::mount_bind("/proc/thread-self/ns/net", path)?;
         Ok(())
     })
-}
-
-/// Runs `work` in a network namespace.
-fn inside<T: Send>(namespace: &File, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    on_a_thread(|| {
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-        work()
-    })
-}
-
-fn on_a_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    std::thread::scope(|scope| scope.spawn(work).join().expect("the work does not panic"))
 }
 
 fn remove_namespace(path: &Path) -> io::Result<()> {

@@ -7,14 +7,21 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use verbatim_filter::moving;
 
+use crate::blocking::blocking;
 use crate::error::Error;
 use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE};
 use crate::host::Host;
 use crate::init::Init;
+use crate::kept::unaccepted::reset;
+use crate::kept::{Connection, Kept};
 use crate::name::ContainerName;
+use crate::namespace::inside_at;
+use crate::netlink::delete_table;
 use crate::operation::Operation;
 use crate::timings::Timings;
 
@@ -45,11 +52,20 @@ pub struct RestoreConfig {
 pub struct Restore {
     operation: Operation,
     bundle: PathBuf,
+    images: PathBuf,
+    network: PathBuf,
+    /// What is sent over the loopback link there is dropped.
+    holds_loopback: bool,
 }
 
 /// A container whose tasks are restored and do not run yet. Dropping it aborts: the tasks are killed.
 #[derive(Debug)]
-pub struct Restored(Operation);
+pub struct Restored {
+    operation: Operation,
+    network: PathBuf,
+    /// Connections whose clients are to be told that they are gone.
+    lost: Vec<Connection>,
+}
 
 /// A container that runs again.
 #[derive(Debug)]
@@ -94,10 +110,22 @@ impl Restore {
         if lazy {
             command.env(LAZY_VARIABLE, "1");
         }
-        command.env(NETWORK_VARIABLE, network);
+        command.env(NETWORK_VARIABLE, &network);
         host.load_plugin(&mut command, rnics)?;
         let operation = Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?;
-        Ok(Self { operation, bundle })
+        let held = network.clone();
+        let held = blocking(move || inside_at(&held, moving::hold_loopback)).await;
+        if let Err(error) = &held {
+            // Only what is unsent on a connection within the container makes a restore fail without it.
+            tracing::warn!(%error, "connections within the container are not held while they are restored");
+        }
+        Ok(Self {
+            operation,
+            bundle,
+            images,
+            network,
+            holds_loopback: held.is_ok(),
+        })
     }
 
     /// Makes the tasks; the images and every file that they refer to must be complete. When it returns the tasks
@@ -108,16 +136,24 @@ impl Restore {
         let Self {
             mut operation,
             bundle,
+            images,
+            network,
+            holds_loopback,
         } = self;
         operation.release(|| Ok::<(), Error>(())).await?;
-        let restored = Restored(operation);
-        let guarded = restored
-            .first_process()
-            .and_then(|pid| crate::bundle::masks::complete(&bundle, pid));
-        match guarded {
-            Ok(()) => Ok(restored),
+        let mut restored = Restored {
+            operation,
+            network,
+            lost: Vec::new(),
+        };
+        let completed = restored.complete(bundle, images, holds_loopback).await;
+        match completed {
+            Ok(lost) => {
+                restored.lost = lost;
+                Ok(restored)
+            }
             Err(error) => {
-                let failed = restored.lost(error.to_string());
+                let failed = restored.failed(format!("{error:#}"));
                 restored.abort().await?;
                 Err(failed)
             }
@@ -133,23 +169,47 @@ impl Restore {
 impl Restored {
     /// When what happened, from `go` to `post-restore`.
     pub fn timings(&self) -> &Timings {
-        self.0.timings()
+        self.operation.timings()
     }
 
     /// Its first process, which does not run yet.
     pub fn pid(&self) -> Option<i32> {
-        self.0.pid
+        self.operation.pid
+    }
+
+    /// What CRIU has left to do. Returns connections that are lost.
+    async fn complete(
+        &self,
+        bundle: PathBuf,
+        images: PathBuf,
+        holds_loopback: bool,
+    ) -> anyhow::Result<Vec<Connection>> {
+        let (pid, network) = (self.first_process()?, self.network.clone());
+        let completed = blocking(move || {
+            let complete = || {
+                crate::bundle::masks::complete(&bundle, pid)?;
+                let kept = Kept::of(&images)?;
+                kept.put_back(pid)?;
+                if holds_loopback {
+                    inside_at(&network, || delete_table(moving::LOOPBACK))
+                        .context("connections within the container cannot be let go")?;
+                }
+                anyhow::Ok(kept.lost)
+            };
+            Ok(complete())
+        });
+        completed.await?
     }
 
     fn first_process(&self) -> Result<i32, Error> {
-        let pid = self.0.pid;
-        pid.ok_or_else(|| self.lost("CRIU did not name the first process".to_owned()))
+        let pid = self.operation.pid;
+        pid.ok_or_else(|| self.failed("CRIU did not name the first process".to_owned()))
     }
 
-    fn lost(&self, reason: String) -> Error {
+    fn failed(&self, reason: String) -> Error {
         Error::Operation {
             operation: Kind::Restore.subcommand(),
-            container: self.0.name().to_string(),
+            container: self.operation.name().to_string(),
             stage: Kind::Restore.decision().unwrap_or_default().to_owned(),
             reason,
             criu_log: Vec::new(),
@@ -160,7 +220,7 @@ impl Restored {
     /// run. What is the case then [`Tasks::fact`](crate::Tasks::fact) says, and
     /// [`Tasks::end_unreleased`](crate::Tasks::end_unreleased) whether they have not and will not.
     pub fn leave_released(&mut self) {
-        self.0.leave_released();
+        self.operation.leave_released();
     }
 
     /// Lets the tasks run; returns when they do.
@@ -176,8 +236,20 @@ impl Restored {
         let pid = self.first_process()?;
         let (announce, settled) = oneshot::channel();
         let init = Init::open_early(pid, settled)
-            .map_err(|error| self.lost(format!("process {pid} cannot be opened: {error}")))?;
-        let (timings, settling) = self.0.commit("post-resume", connect).await?;
+            .map_err(|error| self.failed(format!("process {pid} cannot be opened: {error}")))?;
+        let Self {
+            operation,
+            network,
+            lost,
+        } = self;
+        let (timings, settling) = operation.commit("post-resume", connect).await?;
+        if !lost.is_empty() {
+            let count = lost.len();
+            let told = blocking(move || inside_at(&network, || reset(&lost))).await;
+            if let Err(error) = told {
+                tracing::warn!(%error, count, "not all clients are told that their connections are gone");
+            }
+        }
         let settled = tokio::spawn(async move {
             let result = settling.settled().await;
             // Nobody may wait for the first process.
@@ -198,6 +270,6 @@ impl Restored {
 
     /// Kills the tasks before they have run; returns when nothing of the container is left on this host.
     pub async fn abort(self) -> Result<(), Error> {
-        self.0.abort().await
+        self.operation.abort().await
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! - [`LinkFilter`]: an instance sends with its own addresses only, and nothing to RNICs.
 //! - [`PortFilter`]: of a host's users only root and the RNIC's own user send to RNICs.
+//! - [`moving`]: what is held back in an instance's own network namespace while it moves.
 //!
 //! nft(8) gives the rules to the kernel, in one transaction each: it knows what each kernel can do, and operators know how to read
 //! them (`nft list ruleset`). Rules lie in the network namespace of the thread that puts them there.
 
 mod link;
+pub mod moving;
 mod nft;
 mod port;
 

@@ -15,16 +15,56 @@ const GET_RULE: u16 = 10 << 8 | 7;
 /// `struct nfgenmsg`.
 const HEADER: usize = 4;
 
-/// `NFTA_RULE_EXPRESSIONS`, `NFTA_LIST_ELEM`, `NFTA_EXPR_NAME`.
+/// `NFTA_RULE_EXPRESSIONS`, `NFTA_LIST_ELEM`, `NFTA_EXPR_NAME`, `NFTA_TABLE_NAME`.
 const EXPRESSIONS: u16 = 4;
 const ELEMENT: u16 = 1;
 const NAME: u16 = 1;
+const TABLE_NAME: u16 = 1;
 
-/// Whether this thread's namespace has tables: a few microseconds, where nft(8) takes milliseconds.
-pub(crate) fn has_tables() -> bool {
+/// Tables whose names begin with this are Verbatim's own (crate `filter`, module `moving`): they are no part of the instance.
+const OWN: &str = "verbatim_";
+
+/// Families of tables by their numbers (`NFPROTO_INET` …, `linux/netfilter.h`), as nft(8) calls them.
+const FAMILIES: [(u8, &str); 6] = [
+    (1, "inet"),
+    (2, "ip"),
+    (3, "arp"),
+    (5, "netdev"),
+    (7, "bridge"),
+    (10, "ip6"),
+];
+
+/// The tables of this thread's namespace that are the instance's, as nft(8) calls them (`inet filter`): a few microseconds, where nft(8)
+/// takes milliseconds.
+fn tables() -> Vec<String> {
     let tables = Netlink::netfilter().and_then(|netlink| netlink.dump(GET_TABLE, &[0; HEADER]));
     // A kernel without nftables has none.
-    tables.is_ok_and(|tables| !tables.is_empty())
+    let tables = tables.unwrap_or_default().into_iter();
+    let named = tables.filter_map(|table| {
+        let name = attribute(table.get(HEADER..)?, TABLE_NAME)?;
+        let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name)).into_owned();
+        let (_, family) = FAMILIES.iter().find(|(number, _)| *number == table[0])?;
+        (!name.starts_with(OWN)).then(|| format!("{family} {name}"))
+    });
+    named.collect()
+}
+
+/// Without tables of Verbatim's own.
+fn without_own(ruleset: &str) -> String {
+    let mut kept = String::with_capacity(ruleset.len());
+    let mut is_own = false;
+    for line in ruleset.split_inclusive('\n') {
+        let name = line
+            .strip_prefix("table ")
+            .and_then(|rest| rest.split(' ').nth(1));
+        is_own |= name.is_some_and(|name| name.starts_with(OWN));
+        if !is_own {
+            kept.push_str(line);
+        }
+        // The end of a table stands at the beginning of its line.
+        is_own &= !line.starts_with('}');
+    }
+    kept
 }
 
 /// Whether a rule has an extension of iptables's, which nft(8) does not write down so that it can read it.
@@ -41,9 +81,9 @@ pub(crate) fn has_foreign_rules() -> io::Result<bool> {
     Ok(rules.iter().any(is_foreign))
 }
 
-/// The ruleset of this thread's namespace; empty if there is none.
+/// The ruleset of this thread's namespace, without tables of Verbatim's own; empty if there is none.
 pub(crate) fn list() -> io::Result<String> {
-    if !has_tables() {
+    if tables().is_empty() {
         return Ok(String::new());
     }
     let mut child = nft(&["list", "ruleset"], Stdio::null())?;
@@ -66,21 +106,26 @@ pub(crate) fn list() -> io::Result<String> {
         return Err(said(&told));
     }
     let ruleset = String::from_utf8(out).map_err(|_| io::Error::other("the ruleset is no text"))?;
+    let ruleset = without_own(&ruleset);
     match includes(&ruleset) {
         true => Err(io::Error::other("a comment in the ruleset looks like an include")),
         false => Ok(ruleset),
     }
 }
 
-/// Puts a ruleset in the place of this thread's namespace's: all of it, or nothing.
+/// Puts a ruleset in the place of this thread's namespace's: all of it, or nothing. Tables of Verbatim's own stay.
 pub(crate) fn put(ruleset: &str) -> io::Result<()> {
     if includes(ruleset) {
         return Err(io::Error::other("the ruleset includes a file"));
     }
     let mut child = nft(&["-f", "-"], Stdio::piped())?;
     let mut stdin = child.stdin.take().expect("it is piped");
+    let gone: String = tables()
+        .iter()
+        .map(|table| format!("delete table {table}\n"))
+        .collect();
     let written = stdin
-        .write_all(b"flush ruleset\n")
+        .write_all(gone.as_bytes())
         .and_then(|()| stdin.write_all(ruleset.as_bytes()));
     drop(stdin);
     let output = child.wait_with_output()?;
@@ -150,6 +195,14 @@ mod tests {
         assert_ne!(lasting(one), lasting(&one.replace("9999", "9998")));
         let element = "elements = { 1.2.3.4 timeout 1h expires 59m12s }";
         assert_eq!(lasting(element), lasting(&element.replace("59m12s", "3s")));
+    }
+
+    #[test]
+    fn own_tables_are_left_out() {
+        let ruleset = "table inet verbatim_arrivals {\n\tchain input {\n\t}\n}\ntable ip nat {\n\tchain verbatim_ {\n\t}\n}\n\
+                       table ip6 verbatim_loopback {\n}\n";
+        assert_eq!(without_own(ruleset), "table ip nat {\n\tchain verbatim_ {\n\t}\n}\n");
+        assert_eq!(without_own(""), "");
     }
 
     #[test]

@@ -285,6 +285,34 @@ fn rules_of_iptables_move() {
     assert_eq!(after.unwrap(), before);
 }
 
+/// Tables of Verbatim's own hold connections back while an instance moves: they stay where they are, on both sides.
+#[test]
+fn own_tables_stay_where_they_are() {
+    const OWN: &str = "nft add table inet verbatim_arrivals
+        nft add chain inet verbatim_arrivals input '{ type filter hook input priority -400; }'";
+    let wanted = in_instance(|| {
+        sh(OWN);
+        let nothing = read().unwrap().state;
+        sh("nft add table ip6 t; nft add table inet t");
+        (nothing, read().unwrap().state)
+    });
+    let Some((nothing, wanted)) = wanted else {
+        return;
+    };
+    let after = in_instance(|| {
+        let own = read().unwrap().state;
+        assert_eq!(own, nothing);
+        sh("nft add table inet verbatim_loopback; nft add table ip given");
+        let own = read().unwrap().state;
+        place(&wanted, &own).unwrap();
+        said("nft list tables")
+    });
+    let after = after.unwrap();
+    let mut tables: Vec<_> = after.lines().collect();
+    tables.sort_unstable();
+    assert_eq!(tables, ["table inet t", "table inet verbatim_loopback", "table ip6 t"]);
+}
+
 /// Entries of connection tracking stay behind, which is noted.
 #[test]
 fn tracked_connections_are_noted() {

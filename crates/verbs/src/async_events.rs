@@ -55,15 +55,16 @@ impl AsyncObject {
 /// The events of one context that the program has not taken.
 #[derive(Debug)]
 pub struct AsyncQueue {
-    /// As many as `events`; one is taken per read.
+    /// As many as `events`.
     ready: OwnedFd,
     events: Mutex<VecDeque<AsyncEvent>>,
 }
 
 impl AsyncQueue {
     pub fn new() -> Result<Self, VerbsError> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE;
-        let ready = rustix::event::eventfd(0, flags).map_err(|errno| VerbsError::os("eventfd", errno))?;
+        // No semaphore: CRIU restores none.
+        let ready = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|errno| VerbsError::os("eventfd", errno))?;
         Ok(Self {
             ready,
             events: Mutex::default(),
@@ -90,7 +91,7 @@ impl AsyncQueue {
         loop {
             let mut count = [0; 8];
             rustix::io::read(&self.ready, &mut count).map_err(|errno| VerbsError::os("read", errno))?;
-            // One at a time, also where the kernel's counter was made again without that flag.
+            // One at a time.
             let more = u64::from_ne_bytes(count).saturating_sub(1);
             if more > 0 {
                 let _ = rustix::io::write(&self.ready, &more.to_ne_bytes());

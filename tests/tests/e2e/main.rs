@@ -52,6 +52,7 @@ mod robustness;
 mod rollback;
 mod sleeps;
 mod soak;
+mod sockets;
 mod transport;
 mod unfinished;
 mod volumes;
@@ -252,6 +253,7 @@ fn main() -> ExitCode {
         identity::tests(),
         many::tests(),
         sleeps::tests(),
+        sockets::tests(),
         soak::tests(),
         nemesis::tests(),
         compat::tests(),

@@ -104,20 +104,8 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         }
         notes.push("the guest's RAM goes ahead, tracked from outside (userfaultfd)".to_owned());
     } else {
-        match tokio::task::spawn_blocking(move || verbatim_container::blockers(init, has_rnics)).await? {
-            Ok(found) => blockers.extend(found),
-            Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
-        }
-        let tools = agent.tools.clone();
-        let users = tokio::task::spawn_blocking(move || match tools.moves_users() {
-            Ok(()) => Ok(Vec::new()),
-            Err(why) => verbatim_container::of_users(init)
-                .map(|found| found.into_iter().map(|who| format!("{who}: {why}")).collect()),
-        });
-        match users.await? {
-            Ok(found) => blockers.extend(found),
-            Err(error) => blockers.push(format!("whose its processes are is not known: {error}")),
-        }
+        blockers.extend(source::obstacles::of_tasks(agent, &instance).await);
+        notes.extend(source::obstacles::notes_of_tasks(agent, &instance).await);
         let unreached = tokio::task::spawn_blocking(move || verbatim_container::unreached_waits(init));
         // Who cannot be looked at stands in the way, which is said above.
         notes.extend(unreached.await?.unwrap_or_default());

@@ -17,7 +17,7 @@
 //! ```
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -544,6 +544,27 @@ impl Home {
             .as_ref()
             .context("the instance's network is gone")?
             .detach()?)
+    }
+
+    /// Holds new TCP connections to the instance back.
+    pub fn refuse_connections(&self) -> anyhow::Result<()> {
+        let parts = self.parts();
+        let network = parts.network.as_ref().context("the instance's network is gone")?;
+        Ok(network.refuse_connections()?)
+    }
+
+    /// Ends that.
+    pub fn take_connections(&self) -> anyhow::Result<()> {
+        let parts = self.parts();
+        let network = parts.network.as_ref().context("the instance's network is gone")?;
+        Ok(network.take_connections()?)
+    }
+
+    /// Its listeners with connections that no process has accepted yet, and how many.
+    pub fn unaccepted(&self) -> anyhow::Result<Vec<(SocketAddr, u32)>> {
+        let parts = self.parts();
+        let network = parts.network.as_ref().context("the instance's network is gone")?;
+        Ok(network.unaccepted()?)
     }
 
     /// The directory of its bundle.

@@ -13,6 +13,7 @@ mod decision;
 mod images;
 mod machine;
 mod made_again;
+pub mod obstacles;
 mod participants;
 mod partners;
 mod pause;
@@ -102,6 +103,8 @@ pub struct Request {
     pub max_bandwidth: Option<NonZeroU64>,
     /// Of a virtual machine: what rounds do not bring comes after the decision.
     pub post_copy: bool,
+    /// Rather roll back than reset connections that no process has accepted.
+    pub no_reset: bool,
     /// How connections are brought to a stop.
     pub method: Wanted,
     /// How memory goes while the program runs.
@@ -195,6 +198,10 @@ struct Source {
     /// The program's control verbs wait from the pre-setup on.
     holds: bool,
     suspended: bool,
+    /// New TCP connections to it are held back.
+    refuses_connections: bool,
+    /// Connections of clients that are reset at the commit.
+    reset_connections: usize,
     /// Of a container.
     checkpoint: Option<Checkpoint>,
     /// Of a virtual machine, in its place.
@@ -282,6 +289,8 @@ impl Source {
             hold: None,
             holds: false,
             suspended: false,
+            refuses_connections: false,
+            reset_connections: 0,
             checkpoint: None,
             machine: None,
             left_behind: None,
@@ -561,6 +570,10 @@ impl Source {
             method: self.choice.method,
             method_reason: self.choice.reason,
             paused: self.paused,
+            reset_connections: match outcome {
+                Outcome::Committed => self.reset_connections,
+                Outcome::RolledBack => 0,
+            },
         }
     }
 }

@@ -29,6 +29,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         memory_transport: arguments.memory_transport.clone(),
         memory_tuning: arguments.memory_tuning.clone(),
         post_copy: arguments.post_copy,
+        no_reset: arguments.no_reset,
     };
     // Shows itself on a terminal only.
     let spinner = ProgressBar::new_spinner()
@@ -205,6 +206,11 @@ fn readable(report: &serde_json::Value) -> String {
         ("requests replayed", format!("{:>10}", report["replayed_wrs"])),
     ] {
         rows.push(vec![name.to_owned(), value]);
+    }
+    if let Some(reset) = report["reset_connections"].as_u64().filter(|count| *count > 0) {
+        let value =
+            format!("{reset:>10}: no process had accepted them, or they were closed with data unsent");
+        rows.push(vec!["TCP connections reset".to_owned(), value]);
     }
     let unfinished = |key: &str| report[key].as_u64().unwrap_or(0);
     let (again, executed) = (

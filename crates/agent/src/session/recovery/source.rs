@@ -332,6 +332,14 @@ impl Recovery {
                 "attaching the instance's network again"
             );
         }
+        if home.record.machine.is_none()
+            && let Err(error) = tokio::task::block_in_place(|| home.take_connections())
+        {
+            tracing::error!(
+                error = format!("{error:#}"),
+                "new connections to the instance may be held back: `nft delete table inet verbatim_arrivals` in its network namespace lets them in"
+            );
+        }
         let session = self.known.session;
         let keeper = Keeper::find(&self.agent.config, session);
         let returned = self.give_back(&instance, keeper.as_ref()).await;

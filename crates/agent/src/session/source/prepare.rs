@@ -52,6 +52,7 @@ impl Source {
         let (agent, record) = (self.agent.clone(), self.record().clone());
         tokio::task::spawn_blocking(move || agent.instances.away.leaves(&record)).await??;
         self.takes_all().await?;
+        self.can_be_written_down().await?;
         if let Some(blocker) = rnics::blockers(&self.agent, self.record(), &to).first() {
             bail!("{blocker}");
         }

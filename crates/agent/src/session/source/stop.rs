@@ -31,6 +31,7 @@ impl Source {
         self.keeps_the_limit()?;
         // Somebody may have added one meanwhile.
         self.takes_all().await?;
+        self.empty_queues().await;
         Ok(())
     }
 
@@ -175,6 +176,8 @@ impl Source {
             _ => Ok(()),
         };
         let tracked = &mut self.ahead.tracked;
+        let mut kept = None;
+        let keeping = &mut kept;
         let last_round = async {
             match (when_frozen.await, &mut destination) {
                 (Ok(()), Some(destination)) => {
@@ -188,8 +191,11 @@ impl Source {
                     };
                     let network = tokio::task::spawn_blocking(network);
                     let begun = Instant::now();
-                    let (files, private, network) = tokio::join!(files.round(destination), private, network);
+                    let of_tasks = Self::read_kept(root);
+                    let (files, private, network, of_tasks) =
+                        tokio::join!(files.round(destination), private, network, of_tasks);
                     network.context("reading the network namespace panicked")??;
+                    *keeping = Some(of_tasks);
                     let last = milliseconds(begun.elapsed());
                     tracing::debug!("the last round of memory took {last:.1} ms");
                     anyhow::Ok((files?, private?))
@@ -210,6 +216,8 @@ impl Source {
         judged?;
         ahead.context("CRIU's images cannot be sent")?;
         let (files, private) = sent?;
+        let kept = kept.context("nothing was read of the tasks")??;
+        self.keep(&kept)?;
         self.bytes.stop_and_copy += files + private;
         self.ahead.last_bytes += private;
         Ok(())

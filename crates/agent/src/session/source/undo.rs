@@ -33,6 +33,7 @@ impl Source {
                 );
             }
         }
+        self.take_connections();
         self.timeline.running();
         let keeper = self.keeper.take();
         let returned = if std::mem::take(&mut self.gate_closed) {

@@ -1,0 +1,390 @@
+//! Processes and descriptors of kinds that CRIU refuses, or would lose something of.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::Process;
+use crate::fdinfo::{is_semaphore, line};
+
+/// Namespaces of a process of which CRIU takes one for the container (`criu/namespaces.c`): further ones for mounts it takes.
+const NAMESPACES: [(&str, &str); 9] = [
+    ("uts", "UTS (host names)"),
+    ("ipc", "IPC"),
+    ("pid", "PID"),
+    ("pid_for_children", "PID, for its children,"),
+    ("net", "network"),
+    ("cgroup", "cgroup"),
+    ("time", "time"),
+    ("time_for_children", "time, for its children,"),
+    ("user", "user"),
+];
+
+/// What stands in the way of a process, in words that follow its name. `all`: the processes of the container.
+///
+/// `has_rdma`: its semaphores are no blockers.
+pub(super) fn problems(init: i32, pid: i32, all: &BTreeMap<i32, Process>, has_rdma: bool) -> Vec<String> {
+    let mut problems = Vec::new();
+    problems.extend(nested(init, pid));
+    problems.extend(dead_leader(pid));
+    problems.extend(lost_session(pid, all));
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    for entry in entries {
+        let Ok(target) = fs::read_link(entry.path()) else {
+            continue;
+        };
+        let number = entry.file_name().to_string_lossy().into_owned();
+        let fdinfo = || fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap_or_default();
+        let found = match &*target.to_string_lossy() {
+            "anon_inode:[eventfd]" if !has_rdma && is_semaphore(&fdinfo()) => Some(
+                "is an eventfd that is a semaphore (EFD_SEMAPHORE), which CRIU would restore as a counter; \
+                 have the program use a semaphore of another kind"
+                    .to_owned(),
+            ),
+            "anon_inode:bpf-map" => bpf_map(&fdinfo()),
+            "anon_inode:[pidfd]" => pidfd(&fdinfo(), all),
+            "anon_inode:inotify" => watches(init, &fdinfo()),
+            _ => None,
+        };
+        problems.extend(found.map(|found| format!("descriptor {number} {found}")));
+    }
+    problems
+}
+
+/// Descriptors of a process that are semaphores of eventfd.
+pub(super) fn semaphores(pid: i32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fdinfo"));
+    let entries = entries.into_iter().flatten().flatten();
+    let semaphores =
+        entries.filter(|entry| fs::read_to_string(entry.path()).is_ok_and(|text| is_semaphore(&text)));
+    semaphores
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+/// Namespaces of its own.
+fn nested(init: i32, pid: i32) -> Vec<String> {
+    let of = |pid: i32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+    let differs = |kind: &&(&str, &str)| {
+        let (first, own) = (of(init, kind.0), of(pid, kind.0));
+        first.is_some() && own.is_some() && first != own
+    };
+    let found: Vec<_> = NAMESPACES.iter().filter(differs).map(|kind| kind.1).collect();
+    match found.as_slice() {
+        [] => Vec::new(),
+        found => vec![format!(
+            "is in a namespace of its own ({}), which CRIU cannot write down within a container; end it before the move, or start it without \
+             (`unshare`, systemd's Protect… and Private…)",
+            found.join(", ").replace(",,", ",")
+        )],
+    }
+}
+
+/// Its first thread has ended, and others have not.
+fn dead_leader(pid: i32) -> Option<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let threads: u32 = line(&status, "Threads:")?.parse().ok()?;
+    // A process that ends has such a moment, too.
+    let is_dead = line(&status, "State:")?.starts_with('Z') && threads > 1;
+    is_dead.then(|| {
+        "has threads, but its first one has ended (pthread_exit in main), which CRIU cannot write down; have the program wait in its first thread (pthread_join)"
+            .to_owned()
+    })
+}
+
+/// The leader of its session has ended.
+fn lost_session(pid: i32, all: &BTreeMap<i32, Process>) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let session = session_of(&stat)?;
+    // 0: it is of outside of the container.
+    let is_lost = session != 0 && !all.contains_key(&session) && is_of_container(pid);
+    is_lost.then(|| {
+        format!("is in session {session}, whose leader has ended, which CRIU cannot write down; end it before the move, or start it by `setsid`")
+    })
+}
+
+/// Whether the session of a process has a number within its container.
+fn is_of_container(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let inner = line(&status, "NSsid:").and_then(|numbers| numbers.split_ascii_whitespace().next_back());
+    inner.is_some_and(|inner| inner != "0")
+}
+
+/// The sixth field of a `stat`.
+fn session_of(stat: &str) -> Option<i32> {
+    // The name, in parentheses, may have spaces and parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(3)?.parse().ok()
+}
+
+fn bpf_map(fdinfo: &str) -> Option<String> {
+    /// `linux/bpf.h`: `BPF_MAP_TYPE_HASH`, `BPF_MAP_TYPE_ARRAY`.
+    const TAKEN: [&str; 2] = ["1", "2"];
+    let kind = line(fdinfo, "map_type:")?;
+    (!TAKEN.contains(&kind)).then(|| {
+        "is a map of BPF of a kind that CRIU cannot write down (it takes hashes and arrays); end the process before the move".to_owned()
+    })
+}
+
+/// A pidfd of a thread, or of a process that does not move.
+fn pidfd(fdinfo: &str, all: &BTreeMap<i32, Process>) -> Option<String> {
+    let flags = line(fdinfo, "flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok())?;
+    /// `linux/pidfd.h`: the same bit as `O_EXCL`.
+    const PIDFD_THREAD: i32 = libc::O_EXCL;
+    if flags & PIDFD_THREAD != 0 {
+        return Some("is a pidfd of a thread (PIDFD_THREAD), which CRIU cannot write down; have the program close it before the move".to_owned());
+    }
+    let pid: i32 = line(fdinfo, "Pid:")?.parse().ok()?;
+    (pid > 0 && !all.contains_key(&pid)).then(|| {
+        format!("is a pidfd of process {pid}, which is not of the container; have the program close it before the move")
+    })
+}
+
+/// A watch of inotify on something that CRIU does not find again.
+fn watches(init: i32, fdinfo: &str) -> Option<String> {
+    let lines = fdinfo.lines().filter(|line| line.starts_with("inotify "));
+    for watch in lines.filter_map(Watch::of) {
+        if let Some(why) = watch.is_lost(init) {
+            return Some(format!(
+                "watches (inotify) inode {} of device {}:{}, {why}; have the program end that watch before the move",
+                watch.inode,
+                watch.device >> 20,
+                watch.device & 0xf_ffff
+            ));
+        }
+    }
+    None
+}
+
+/// A line of an inotify's `fdinfo`.
+#[derive(Debug, PartialEq, Eq)]
+struct Watch {
+    inode: u64,
+    /// As the kernel counts it: 12 bits and 20.
+    device: u64,
+    kind: i32,
+    handle: Vec<u8>,
+}
+
+impl Watch {
+    fn of(line: &str) -> Option<Self> {
+        let value = |name: &str| {
+            let mut words = line.split_ascii_whitespace();
+            words.find_map(|word| word.strip_prefix(name))
+        };
+        let number = |name: &str| value(name).and_then(|text| u64::from_str_radix(text, 16).ok());
+        let handle = value("f_handle:").unwrap_or_default();
+        let bytes =
+            (0..handle.len() / 2).map(|at| u8::from_str_radix(handle.get(at * 2..at * 2 + 2)?, 16).ok());
+        Some(Self {
+            inode: number("ino:")?,
+            device: number("sdev:")?,
+            kind: number("fhandle-type:").unwrap_or(0) as i32,
+            handle: bytes.collect::<Option<_>>()?,
+        })
+    }
+
+    /// Why CRIU will not find it again, if so.
+    fn is_lost(&self, init: i32) -> Option<&'static str> {
+        if self.handle.is_empty() {
+            return Some("which the kernel gives no handle for");
+        }
+        let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).ok()?;
+        let device = format!("{}:{}", self.device >> 20, self.device & 0xf_ffff);
+        let point = mountinfo.lines().find_map(|line| {
+            let mut words = line.split(' ');
+            (words.nth(2) == Some(device.as_str())).then(|| words.nth(1))?
+        });
+        // Of no mount of the container's first process: one of its children's, maybe.
+        let point = point?;
+        let path = format!("/proc/{init}/root{point}");
+        let mount = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        match open_by_handle(&mount, self.kind, &self.handle) {
+            Ok(file) => {
+                let meta = rustix::fs::fstat(file.as_fd()).ok()?;
+                (meta.st_nlink == 0).then_some("which is deleted, and whose watch would end silently")
+            }
+            Err(rustix::io::Errno::PERM) => None,
+            Err(_) => (!is_where_criu_looks(init, self.inode))
+                .then_some("which CRIU cannot open again (of a lower layer of an overlay, or deleted)"),
+        }
+    }
+}
+
+/// Whether CRIU finds an inode that it cannot open by its handle: it searches these folders (`criu/irmap.c`).
+fn is_where_criu_looks(init: i32, inode: u64) -> bool {
+    const FOLDERS: [&str; 7] = [
+        "etc",
+        "var/spool",
+        "var/log",
+        "usr/share/dbus-1/system-services",
+        "var/lib/polkit-1/localauthority",
+        "usr/share/polkit-1/actions",
+        "lib/udev",
+    ];
+    /// More than a container has there.
+    const MOST: usize = 200_000;
+    let root = format!("/proc/{init}/root");
+    let is_it = |path: &Path| {
+        fs::symlink_metadata(path).is_ok_and(|meta| std::os::unix::fs::MetadataExt::ino(&meta) == inode)
+    };
+    if is_it(Path::new(&format!("{root}/."))) {
+        return true;
+    }
+    let mut folders: Vec<_> = FOLDERS
+        .iter()
+        .map(|folder| Path::new(&root).join(folder))
+        .collect();
+    let mut seen = 0;
+    while let Some(folder) = folders.pop() {
+        if is_it(&folder) {
+            return true;
+        }
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            seen += 1;
+            if seen > MOST {
+                return false;
+            }
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                _ if is_it(&entry.path()) => return true,
+                _ => {}
+            }
+        }
+    }
+    false
+}
+
+/// `man 2 open_by_handle_at`.
+fn open_by_handle(mount: &OwnedFd, kind: i32, bytes: &[u8]) -> rustix::io::Result<OwnedFd> {
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    let mut handle = Vec::with_capacity(8 + bytes.len());
+    handle.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
+    handle.extend_from_slice(&kind.to_ne_bytes());
+    handle.extend_from_slice(bytes);
+    // Words, so that it is aligned.
+    let mut words = vec![0u64; handle.len().div_ceil(8)];
+    for (word, bytes) in words.iter_mut().zip(handle.chunks(8)) {
+        let mut all = [0; 8];
+        all[..bytes.len()].copy_from_slice(bytes);
+        *word = u64::from_ne_bytes(all);
+    }
+    // SAFETY: it is a struct file_handle with as many bytes as it says, aligned, and the kernel writes nothing beyond it.
+    let raw = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            words.as_mut_ptr(),
+            libc::O_PATH | libc::O_CLOEXEC,
+        )
+    };
+    match raw {
+        // SAFETY: it was just opened, and is nobody else's.
+        raw if raw >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(raw as i32) }),
+        _ => {
+            let error = std::io::Error::last_os_error();
+            Err(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_read_behind_any_name() {
+        assert_eq!(session_of("7 (a) b) ) S 1 7 5 0 -1 4"), Some(5));
+        assert_eq!(session_of("7"), None);
+    }
+
+    #[test]
+    fn a_watch_is_read_with_its_handle() {
+        let line = "inotify wd:1 ino:15e sdev:2d mask:2 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:5e010000a1b2c3d4";
+        let watch = Watch::of(line).unwrap();
+        assert_eq!((watch.inode, watch.device, watch.kind), (0x15e, 0x2d, 1));
+        assert_eq!(watch.handle, [0x5e, 1, 0, 0, 0xa1, 0xb2, 0xc3, 0xd4]);
+        let without = Watch::of("inotify wd:1 ino:15e sdev:2d mask:2 ignored_mask:0").unwrap();
+        assert!(
+            without
+                .is_lost(std::process::id() as i32)
+                .unwrap()
+                .contains("no handle")
+        );
+        assert_eq!(Watch::of("inotify wd:1"), None);
+    }
+
+    #[test]
+    fn a_watch_on_a_file_that_is_there_is_found_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let inotify = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).unwrap();
+        let flags = rustix::fs::inotify::WatchFlags::MODIFY;
+        rustix::fs::inotify::add_watch(&inotify, file.path(), flags).unwrap();
+        let own = std::process::id() as i32;
+        let path = format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(&inotify));
+        let fdinfo = || fs::read_to_string(&path).unwrap();
+        assert_eq!(watches(own, &fdinfo()), None, "{}", fdinfo());
+        let open = file.reopen().unwrap();
+        drop(file);
+        // The watch lasts as long as somebody has the file open.
+        let found = watches(own, &fdinfo());
+        if fdinfo().contains("inotify wd:") {
+            assert!(found.is_some(), "{}", fdinfo());
+        }
+        drop(open);
+    }
+
+    #[test]
+    fn maps_and_pidfds_are_judged() {
+        assert_eq!(bpf_map("map_type:\t1\n"), None);
+        assert!(bpf_map("map_type:\t9\n").is_some());
+        let all = BTreeMap::new();
+        assert_eq!(pidfd("flags:\t02000002\nPid:\t-1\n", &all), None);
+        assert!(
+            pidfd("flags:\t02000002\nPid:\t7\n", &all)
+                .unwrap()
+                .contains("process 7")
+        );
+        assert!(
+            pidfd("flags:\t02000202\nPid:\t7\n", &all)
+                .unwrap()
+                .contains("thread")
+        );
+    }
+
+    #[test]
+    fn a_process_in_a_namespace_of_its_own_is_found() {
+        let own = std::process::id() as i32;
+        assert_eq!(nested(own, own), Vec::<String>::new());
+        let child = std::process::Command::new("unshare")
+            .args(["--uts", "--ipc", "sleep", "1000"])
+            .spawn();
+        let Ok(mut child) = child else {
+            return eprintln!("skipped: there is no unshare");
+        };
+        let pid = child.id() as i32;
+        // It is there when the program is.
+        let is_there = || {
+            let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+            command.starts_with(b"sleep")
+        };
+        while !is_there() && child.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        let found = nested(own, pid);
+        let ended = child.try_wait().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match ended {
+            Some(_) => eprintln!("skipped: it needs CAP_SYS_ADMIN"),
+            None => assert!(found[0].contains("UTS") && found[0].contains("IPC"), "{found:?}"),
+        }
+    }
+}
