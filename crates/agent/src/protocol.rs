@@ -100,6 +100,9 @@ pub const TERMINALS: &str = "terminals";
 /// It compares the servers of a virtual machine's disks with its own (`servers` in `OpenRequest.machine`).
 pub const DISK_SERVERS: &str = "disk-servers";
 
+/// It gives files hard links, times, extended attributes and sockets' names (`FilePart.attributes`, `stamps`, and kinds from `LINK` on).
+pub const FILE_ATTRIBUTES: &str = "file-attributes";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -125,6 +128,7 @@ const CAPABILITIES: &[&str] = &[
     DISK_SERVERS,
     TERMINALS,
     NETWORK_STATE,
+    FILE_ATTRIBUTES,
 ];
 
 /// All of them, as they are said.

@@ -84,6 +84,15 @@ pub const MOVED: usize = 1 << 18;
 /// opened anew for each part.
 pub const PLACED_OPEN: usize = 64;
 
+/// Bytes of extended attributes of one file, names and values: they go in one message, which has room for 4 MiB.
+pub const ATTRIBUTE_BYTES: usize = 1 << 20;
+
+/// Names of an instance's files whose times are kept until its tasks are restored.
+pub const STAMPS: usize = 1 << 20;
+
+/// Bytes of these names.
+pub const STAMP_BYTES: usize = 64 << 20;
+
 /// Folders within folders of an instance's runtime folder: each is a descriptor while it is looked through. A path has room for 2048.
 pub const DEPTH: usize = 128;
 

@@ -3,6 +3,11 @@
 //! Best effort, from `/proc` (`man 5 proc`): CRIU itself looks closer, but only while the container is frozen. The
 //! list of what it takes is in `criu/files.c`, `dump_one_file`.
 
+mod kinds;
+mod memory;
+mod nameless;
+mod sockets;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io;
@@ -12,8 +17,8 @@ use std::path::{Path, PathBuf};
 use crate::bundle::{is_harmless_device, is_own_terminal, is_terminal};
 use crate::rnic::is_rnic;
 
-mod kinds;
-mod sockets;
+pub use memory::{Pages, huge_pages, lack_of_huge_pages, memory_policies};
+pub(crate) use nameless::GHOST_LIMIT_BYTES;
 
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
 const KNOWN_ANONYMOUS: [&str; 7] = [
@@ -32,14 +37,12 @@ const RNIC_EVENTS: &str = "anon_inode:[infinibandevent]";
 /// Where a container has the nodes of its RNICs.
 const RNIC_NODES: &str = "/dev/infiniband/uverbs";
 
-/// The largest file that is deleted and still open which CRIU puts into its images (`--ghost-limit`).
-const GHOST_LIMIT_BYTES: u64 = 1 << 20;
-
 /// What stands in the way of a checkpoint of the container with this first process, in words for an operator. `rnics`: that it has RNICs
 /// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)).
 ///
-/// `guests`: processes with RDMA, whose guest library of an earlier release has a semaphore that may become a counter.
-pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32]) -> io::Result<Vec<String>> {
+/// `guests`: processes with RDMA, whose guest library of an earlier release has a semaphore that may become a counter. `carried` is the
+/// device number of the file system that moves along, if there is one.
+pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32], carried: Option<u64>) -> io::Result<Vec<String>> {
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
     let processes = with_nested(init_pid, processes)?;
@@ -58,9 +61,11 @@ pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32]) -> io::Result<Vec<St
                 .into_iter()
                 .map(|problem| format!("{who}: {problem}")),
         );
-        for problem in descriptor_problems(*pid, &mounts, rnics)
+        for problem in descriptor_problems(*pid, &mounts, (rnics, carried))
             .and_then(|mut problems| {
                 problems.extend(mapping_problems(*pid, rnics)?);
+                problems.extend(nameless::mapping_problems(*pid, carried)?);
+                problems.extend(memory::problems(*pid)?);
                 Ok(problems)
             })
             .unwrap_or_default()
@@ -243,7 +248,11 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
 }
 
 /// `mounts`: those that processes of the container see.
-fn descriptor_problems(pid: i32, mounts: &HashSet<u32>, rnics: bool) -> io::Result<Vec<String>> {
+fn descriptor_problems(
+    pid: i32,
+    mounts: &HashSet<u32>,
+    (rnics, carried): (bool, Option<u64>),
+) -> io::Result<Vec<String>> {
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else {
@@ -251,7 +260,8 @@ fn descriptor_problems(pid: i32, mounts: &HashSet<u32>, rnics: bool) -> io::Resu
         };
         let number = entry.file_name();
         let number = number.to_string_lossy();
-        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), mounts, rnics) {
+        let problem = descriptor_problem(pid, &number, &target, &entry.path(), mounts, (rnics, carried));
+        if let Some(problem) = problem {
             problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
         }
     }
@@ -264,7 +274,7 @@ fn descriptor_problem(
     target: &Path,
     link: &Path,
     mounts: &HashSet<u32>,
-    rnics: bool,
+    (rnics, carried): (bool, Option<u64>),
 ) -> Option<String> {
     let text = target.to_string_lossy();
     if text.starts_with("anon_inode:") {
@@ -276,6 +286,9 @@ fn descriptor_problem(
     }
     let meta = fs::metadata(link).ok()?;
     let kind = meta.file_type();
+    if let Some(problem) = nameless::descriptor_problem(&text, &meta, carried) {
+        return Some(problem);
+    }
     if rnics && kind.is_char_device() && is_rnic(meta.rdev()) {
         return None;
     }
@@ -295,12 +308,6 @@ fn descriptor_problem(
         .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
     if mount.is_some_and(|mount| !mounts.contains(&mount)) {
         return Some("lies outside the container's own mounts".to_owned());
-    }
-    if meta.nlink() == 0 && kind.is_file() && meta.len() > GHOST_LIMIT_BYTES {
-        return Some(format!(
-            "is deleted, still open and {} bytes long; CRIU takes up to {GHOST_LIMIT_BYTES}",
-            meta.len()
-        ));
     }
     None
 }
@@ -362,7 +369,14 @@ mod tests {
         let judge = |file: &fs::File, mounts: &HashSet<u32>| {
             let number = file.as_raw_fd().to_string();
             let link = PathBuf::from(format!("/proc/self/fd/{number}"));
-            descriptor_problem(own, &number, &fs::read_link(&link).unwrap(), &link, mounts, false)
+            descriptor_problem(
+                own,
+                &number,
+                &fs::read_link(&link).unwrap(),
+                &link,
+                mounts,
+                (false, None),
+            )
         };
         let null = fs::File::open("/dev/null").unwrap();
         assert_eq!(judge(&null, &mounts), None);
@@ -370,8 +384,6 @@ mod tests {
         assert!(outside.contains("outside"), "{outside}");
         let deleted = tempfile::tempfile().unwrap();
         assert_eq!(judge(&deleted, &mounts), None);
-        deleted.set_len(GHOST_LIMIT_BYTES + 1).unwrap();
-        assert!(judge(&deleted, &mounts).unwrap().contains("deleted"));
     }
 
     #[test]
@@ -387,7 +399,7 @@ mod tests {
         let found = processes_of(own).map(|processes| processes.get(&pid).map(|child| child.parent));
         let (mapped, opened) = (
             mapping_problems(pid, false),
-            descriptor_problems(pid, &mounts_of([pid].into_iter()), false),
+            descriptor_problems(pid, &mounts_of([pid].into_iter()), (false, None)),
         );
         child.kill().unwrap();
         child.wait().unwrap();

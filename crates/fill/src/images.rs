@@ -23,6 +23,9 @@ const PE_LAZY: u32 = 1 << 1;
 /// The page is in the images.
 const PE_PRESENT: u32 = 1 << 2;
 
+/// `status` of a VMA entry: no mapping, but a range of one in which every access is a fault (`MADV_GUARD_INSTALL`).
+const VMA_AREA_GUARD: u32 = 1 << 16;
+
 /// `task_state` of a zombie.
 const TASK_DEAD: u32 = 2;
 
@@ -74,6 +77,9 @@ struct VmaEntry {
     start: u64,
     #[prost(uint64, required, tag = "2")]
     end: u64,
+    /// CRIU writes it into every entry.
+    #[prost(uint32, optional, tag = "7")]
+    status: Option<u32>,
     #[prost(uint64, optional, tag = "9")]
     madv: Option<u64>,
 }
@@ -255,11 +261,20 @@ pub fn lazy_pages(path: &Path, bytes: &[u8]) -> Result<Vec<Range<u64>>, ImageErr
 }
 
 /// What [`mappings`] makes of the bytes of an image; `path` is for errors.
+///
+/// Guard regions follow all mappings, each within one (CRIU 4.2 and later). CRIU itself puts them back, and no page of them is in a
+/// page map; so they are left out.
 pub fn mappings_of(path: &Path, bytes: &[u8]) -> Result<Vec<Mapping>, ImageError> {
     let mut image = Image::new(path, bytes, MM_MAGIC)?;
     let mm: MmEntry = image.only()?;
+    let is_guard = |vma: &VmaEntry| vma.status.unwrap_or(0) & VMA_AREA_GUARD != 0;
     let mut mappings: Vec<Mapping> = Vec::with_capacity(mm.vmas.len());
+    let mut guards = Vec::new();
     for vma in mm.vmas {
+        if is_guard(&vma) {
+            guards.push(checked(&image, vma.start, Some(vma.end))?);
+            continue;
+        }
         // The vsyscall page lies above all.
         if vma.start >= HIGHEST {
             continue;
@@ -277,7 +292,31 @@ pub fn mappings_of(path: &Path, bytes: &[u8]) -> Result<Vec<Mapping>, ImageError
             inherited: vma.madv.unwrap_or(0) & not_inherited == 0,
         });
     }
+    for guard in guards {
+        if !is_within(&mappings, &guard) {
+            return Err(image.error(format!(
+                "the guard region at {:#x} lies in no mapping",
+                guard.start
+            )));
+        }
+    }
     Ok(mappings)
+}
+
+/// Whether ascending mappings that follow each other without a gap have all of a range.
+fn is_within(mappings: &[Mapping], range: &Range<u64>) -> bool {
+    let first = mappings.partition_point(|mapping| mapping.range.end <= range.start);
+    let mut at = range.start;
+    for mapping in &mappings[first..] {
+        if mapping.range.start > at {
+            return false;
+        }
+        at = mapping.range.end;
+        if at >= range.end {
+            return true;
+        }
+    }
+    false
 }
 
 /// The tasks of a process tree's bytes, zombies among them; `path` is for errors.

@@ -201,7 +201,10 @@ mod tests {
     fn own_tables_are_left_out() {
         let ruleset = "table inet verbatim_arrivals {\n\tchain input {\n\t}\n}\ntable ip nat {\n\tchain verbatim_ {\n\t}\n}\n\
                        table ip6 verbatim_loopback {\n}\n";
-        assert_eq!(without_own(ruleset), "table ip nat {\n\tchain verbatim_ {\n\t}\n}\n");
+        assert_eq!(
+            without_own(ruleset),
+            "table ip nat {\n\tchain verbatim_ {\n\t}\n}\n"
+        );
         assert_eq!(without_own(""), "");
     }
 

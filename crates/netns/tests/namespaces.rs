@@ -310,7 +310,10 @@ fn own_tables_stay_where_they_are() {
     let after = after.unwrap();
     let mut tables: Vec<_> = after.lines().collect();
     tables.sort_unstable();
-    assert_eq!(tables, ["table inet t", "table inet verbatim_loopback", "table ip6 t"]);
+    assert_eq!(
+        tables,
+        ["table inet t", "table inet verbatim_loopback", "table ip6 t"]
+    );
 }
 
 /// Entries of connection tracking stay behind, which is noted.

@@ -20,6 +20,7 @@ mod addresses;
 mod application;
 mod by_name;
 mod came_back;
+mod carried;
 mod compat;
 mod conformance;
 mod containers;
@@ -245,6 +246,7 @@ fn main() -> ExitCode {
         containers::tests(),
         network::tests(),
         files::tests(),
+        carried::tests(),
         machines::tests(),
         libvirt::tests(),
         volumes::tests(),

@@ -9,16 +9,20 @@ use crate::instances::machine::{self, qemu};
 use crate::instances::recovery;
 use crate::instances::storage::{Witnesses, devices, images};
 use crate::instances::{network, volumes};
-use crate::memory::private;
+use crate::memory::{convergence, private, shared};
 use crate::mtu;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
 use crate::protocol::{
-    FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, NETWORK_STATE, TERMINALS, VOLUMES_MOVE,
+    FILE_ATTRIBUTES, FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, NETWORK_STATE, TERMINALS,
+    VOLUMES_MOVE,
 };
 use crate::session::rnics;
 use crate::session::source;
 use crate::session::volumes::obstacle;
+
+/// Less shared memory makes no blackout longer that anybody would notice.
+const TOLD_BYTES: u64 = 4 << 20;
 
 /// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an
 /// operator.
@@ -106,6 +110,8 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     } else {
         blockers.extend(source::obstacles::of_tasks(agent, &instance).await);
         notes.extend(source::obstacles::notes_of_tasks(agent, &instance).await);
+        let policies = tokio::task::spawn_blocking(move || verbatim_container::memory_policies(init));
+        notes.extend(policies.await?.unwrap_or_default());
         let unreached = tokio::task::spawn_blocking(move || verbatim_container::unreached_waits(init));
         // Who cannot be looked at stands in the way, which is said above.
         notes.extend(unreached.await?.unwrap_or_default());
@@ -148,6 +154,10 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         Some(guest) => guest.ram(),
         None => private::bytes_of_tree(init),
     };
+    let shared_bytes = match &record.machine {
+        Some(_) => 0,
+        None => tokio::task::spawn_blocking(move || shared::bytes_of_tree(init)).await?,
+    };
     let has_soft_dirty = agent.tools.tracks_memory().await.is_ok();
     // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
@@ -170,7 +180,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 }
                 blockers.extend(private::lack_of_room(
                     &agent.config.runtime_dir,
-                    private_bytes - beside_images,
+                    private_bytes - beside_images + shared_bytes,
                 ));
             }
             let files_bytes = adopted_bytes(agent, name).await;
@@ -178,7 +188,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 session: 0,
                 source: agent.name().to_owned(),
                 instance: serde_json::to_string(&as_now)?,
-                memory_bytes: files_bytes + private_bytes,
+                memory_bytes: files_bytes + private_bytes + shared_bytes,
                 protocol: agent.peers.spoken(destination),
                 witnesses: witnesses.paths(),
                 private_bytes: beside_images,
@@ -196,6 +206,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     true => 0,
                     false => path_mtu(agent, name).await,
                 },
+                huge_pages: source::huge_pages(&instance).await?,
             };
             if record.machine.is_none() && !agent.peers.can(destination, TERMINALS) {
                 let open = tokio::task::spawn_blocking(move || verbatim_container::with_terminals(init));
@@ -263,6 +274,20 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     source::private_note(init, &to, can_fill, has_soft_dirty)
                 });
                 notes.push(note.await?);
+            }
+            if record.machine.is_none() && !agent.peers.can(destination, FILE_ATTRIBUTES) {
+                notes.push(format!(
+                    "the agent of {destination} does not give files in /tmp and /dev/shm their hard links, times and extended \
+                     attributes: upgrade it, or they are lost"
+                ));
+            }
+            if shared_bytes >= TOLD_BYTES {
+                notes.push(format!(
+                    "{} MiB of shared memory without a file (System V, memfd, shared anonymous memory, files that have no name any \
+                     more) go with CRIU's images: {name} stands still for about {} ms for them",
+                    shared_bytes >> 20,
+                    convergence::time_of_shared(shared_bytes).as_millis()
+                ));
             }
             notes.push(source::transport_note(agent, destination));
         }

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
@@ -18,8 +18,10 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use super::attributes;
 use super::pieces::{self, PieceOf};
 use super::private_tmpfs::PIECE_BYTES;
+use super::stamps::Stamps;
 use crate::beneath;
 use crate::proto::FilePart;
 use crate::proto::file_part::Kind;
@@ -36,6 +38,7 @@ pub struct Placer {
     writes_zeroes: bool,
     /// A path, and the file elsewhere that has its content.
     elsewhere: Option<(PathBuf, File)>,
+    stamps: Stamps,
 }
 
 impl Placer {
@@ -47,7 +50,18 @@ impl Placer {
             open: OpenFiles::default(),
             writes_zeroes: false,
             elsewhere: None,
+            stamps: Stamps::default(),
         }
+    }
+
+    /// Nothing is placed for now: no file is open any more. Otherwise tasks that are restored could have no lease on it.
+    pub fn let_go(&mut self) {
+        self.open = OpenFiles::default();
+    }
+
+    /// Gives all files the times that were told of them.
+    pub fn stamp(&mut self) -> io::Result<()> {
+        self.stamps.give(&self.root)
     }
 
     /// From now on zeroes take room, and a hole in a file is what never came.
@@ -80,6 +94,12 @@ impl Placer {
     /// Puts one part in its place and says how many bytes of content it had. `landed` is the content of a part that has it not with
     /// it.
     pub fn place(&mut self, part: &FilePart, landed: Option<&[u8]>) -> io::Result<u64> {
+        if part.kind() == Kind::Times {
+            for stamp in &part.stamps {
+                self.stamps.keep(plain(&stamp.path)?, stamp)?;
+            }
+            return Ok(0);
+        }
         let path = plain(&part.path)?;
         if part.kind() == Kind::File {
             return self.place_data(path, part, landed);
@@ -96,8 +116,8 @@ impl Placer {
         match part.kind() {
             Kind::Directory => {
                 match rustix::fs::mkdirat(&folder, name, Mode::RWXU) {
-                    Err(Errno::EXIST) if !is_folder(&folder, name)? => {
-                        remove(&folder, name)?;
+                    Err(Errno::EXIST) if kind(&folder, name)? != Some(FileType::Directory) => {
+                        remove(&folder, name, path)?;
                         rustix::fs::mkdirat(&folder, name, Mode::RWXU)?;
                     }
                     Ok(()) | Err(Errno::EXIST) => {}
@@ -108,21 +128,63 @@ impl Placer {
                 own(&File::from(made), part, Some(part.mode))?;
             }
             Kind::Symlink => {
-                remove(&folder, name)?;
-                rustix::fs::symlinkat(OsStr::from_bytes(&part.data), &folder, name)?;
-                let (uid, gid) = owner(part);
-                rustix::fs::chownat(&folder, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+                let is_it = kind(&folder, name)? == Some(FileType::Symlink)
+                    && rustix::fs::readlinkat(&folder, name, Vec::new())?.to_bytes() == part.data;
+                if !is_it {
+                    remove(&folder, name, path)?;
+                    rustix::fs::symlinkat(OsStr::from_bytes(&part.data), &folder, name)?;
+                }
+                own_by_path(&folder, name, part, None)?;
             }
-            Kind::Fifo => {
-                remove(&folder, name)?;
-                rustix::fs::mknodat(&folder, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-                let made = beneath::open_any(&folder, name.as_ref(), OFlags::RDONLY, Mode::empty())?;
-                own(&File::from(made), part, Some(part.mode))?;
+            Kind::Fifo | Kind::Socket => {
+                let made = match part.kind() {
+                    Kind::Socket if is_in_root(path) => {
+                        return Err(refused(path, "would be a socket of this host's"));
+                    }
+                    Kind::Socket => FileType::Socket,
+                    _ => FileType::Fifo,
+                };
+                // One that is there already may have further names.
+                if kind(&folder, name)? != Some(made) {
+                    remove(&folder, name, path)?;
+                    rustix::fs::mknodat(&folder, name, made, Mode::RUSR | Mode::WUSR, 0)?;
+                }
+                own_by_path(&folder, name, part, Some(part.mode))?;
             }
-            Kind::Removed => remove(&folder, name)?,
-            Kind::File => unreachable!("placed above"),
+            Kind::Link => self.link(path, plain(&part.data)?, &folder, name)?,
+            Kind::Removed => remove(&folder, name, path)?,
+            Kind::File | Kind::Times => unreachable!("placed above"),
         }
         Ok(0)
+    }
+
+    /// Makes `path`, that is `name` in `folder`, a further name of what is at `to`.
+    fn link(&mut self, path: &Path, to: &Path, folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
+        let (first_folder, first) = self.folder_of(to)?;
+        let inode = |folder: &OwnedFd, name: &OsStr| {
+            let metadata = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+            Ok::<_, Errno>((metadata.st_dev, metadata.st_ino))
+        };
+        match kind(&first_folder, first)? {
+            None => return Err(refused(to, "names nothing that could have a further name")),
+            Some(FileType::Directory) => return Err(refused(to, "is a folder, which has one name")),
+            Some(FileType::Socket) if is_in_root(to) => {
+                return Err(refused(to, "is a socket of this host's own"));
+            }
+            Some(_) => {}
+        }
+        let wanted = inode(&first_folder, first)?;
+        if inode(folder, name).is_ok_and(|found| found == wanted) {
+            return Ok(());
+        }
+        remove(folder, name, path)?;
+        Ok(rustix::fs::linkat(
+            &first_folder,
+            first,
+            folder,
+            name,
+            AtFlags::empty(),
+        )?)
     }
 
     fn place_data(&mut self, path: &Path, part: &FilePart, landed: Option<&[u8]>) -> io::Result<u64> {
@@ -194,7 +256,7 @@ impl Placer {
             Err(errno) => return Err(errno.into()),
         }
         self.open.close(path);
-        remove(&folder, name)?;
+        remove(&folder, name, path)?;
         let file = beneath::open_any(&folder, name.as_ref(), flags | OFlags::EXCL, mode)?;
         Ok(File::from(file))
     }
@@ -262,16 +324,48 @@ fn owner(part: &FilePart) -> (Option<Uid>, Option<Gid>) {
     (part.uid.map(Uid::from_raw), part.gid.map(Gid::from_raw))
 }
 
-/// Gives a file that is open its owner, and then its mode, which a change of the owner takes bits from.
+/// Gives a file that is open its owner, then its extended attributes, and then its mode: a change of the owner takes capabilities and
+/// bits of the mode from it, and an ACL has bits of the mode.
 fn own(file: &File, part: &FilePart, mode: Option<u32>) -> io::Result<()> {
     let (uid, gid) = owner(part);
     if uid.is_some() || gid.is_some() {
         rustix::fs::fchown(file, uid, gid)?;
     }
+    attribute(file.as_fd(), part)?;
     match mode {
         Some(mode) => file.set_permissions(Permissions::from_mode(mode & 0o7777)),
         None => Ok(()),
     }
+}
+
+/// The same for what cannot be opened, or would wait for somebody.
+fn own_by_path(folder: &OwnedFd, name: &OsStr, part: &FilePart, mode: Option<u32>) -> io::Result<()> {
+    let file = beneath::open_any(folder, name.as_ref(), OFlags::PATH, Mode::empty())?;
+    let (uid, gid) = owner(part);
+    if uid.is_some() || gid.is_some() {
+        rustix::fs::chownat(&file, "", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    attribute(file.as_fd(), part)?;
+    match mode {
+        // By the descriptor: the path may be another's by now.
+        Some(mode) => std::fs::set_permissions(
+            format!("/proc/self/fd/{}", file.as_raw_fd()),
+            Permissions::from_mode(mode & 0o7777),
+        ),
+        None => Ok(()),
+    }
+}
+
+fn attribute(file: BorrowedFd<'_>, part: &FilePart) -> io::Result<()> {
+    match &part.attributes {
+        Some(attributes) => attributes::write(file, attributes),
+        None => Ok(()),
+    }
+}
+
+/// Sockets there are this host's own.
+fn is_in_root(path: &Path) -> bool {
+    path.parent() == Some(Path::new(""))
 }
 
 /// What kind of file `name` is, itself and not what it leads to; `None` if there is none.
@@ -283,16 +377,12 @@ fn kind(folder: &OwnedFd, name: &OsStr) -> io::Result<Option<FileType>> {
     }
 }
 
-fn is_folder(folder: &OwnedFd, name: &OsStr) -> io::Result<bool> {
-    Ok(kind(folder, name)? == Some(FileType::Directory))
-}
-
-/// Removes whatever `name` is, if it is there.
-fn remove(folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
+/// Removes whatever `name`, that is `path`, is in the folder, if it is there.
+fn remove(folder: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<()> {
     let removed = match kind(folder, name)? {
         None => return Ok(()),
-        Some(FileType::Socket) => {
-            return Err(refused(Path::new(name), "is a socket of this host's own"));
+        Some(FileType::Socket) if is_in_root(path) => {
+            return Err(refused(path, "is a socket of this host's own"));
         }
         // By the folder's descriptor; below it the standard library goes by descriptors itself.
         Some(FileType::Directory) => {

@@ -60,7 +60,7 @@ pub fn processes(root: i32) -> Vec<u32> {
 }
 
 /// The folders in `/proc` of a process and all that descend from it, parents first.
-fn tree(root: i32) -> Vec<PathBuf> {
+pub(super) fn tree(root: i32) -> Vec<PathBuf> {
     let mut waiting = VecDeque::from([root]);
     let mut found = Vec::new();
     while let Some(pid) = waiting.pop_front() {

@@ -1,7 +1,9 @@
 //! Sends what changed in an instance's folders as a stream of parts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,20 +11,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use bytes::Bytes;
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use verbatim_bulk::QpClass;
 
+use super::attributes;
 use super::bulk::{Bulk, Credits, CutOnDrop, Cutter};
+use super::leases::Leases;
 use super::pace::Pace;
-use super::parts::{Parts, QUEUE_PARTS, Ring, Route};
+use super::parts::{PART_BYTES, Parts, QUEUE_PARTS, Ring, Route};
 use super::tracker::Tracker;
-use super::tree::{Kind, Tree};
+use super::tree::{Detail, Entry, Inode, Kind, Times, Tree};
 use crate::beneath;
-use crate::proto::FilePart;
 use crate::proto::file_part::{Folder, Kind as PartKind};
 use crate::proto::peer_client::PeerClient;
+use crate::proto::{Attributes, FilePart};
+
+/// `S_IFREG`: the destination looks at the permission bits alone, and a mode of 0 would leave them.
+const REGULAR: u32 = 0o100_000;
+
+/// How much a stamp takes beside its path, at most.
+const STAMP_BYTES: usize = 64;
+
+/// A file that was to be read.
+enum Opened {
+    File(File),
+    /// Of the holder of a lease: whoever reads by it changes its times, which were these.
+    Lent(File, Times),
+    /// It is there no more.
+    Gone,
+    /// A program has a lease on it, and would be told of its end if it was opened.
+    Leased,
+}
 
 /// The source's view of what the destination has of one folder.
 #[derive(Debug)]
@@ -42,6 +64,15 @@ pub struct Sender {
     threads: usize,
     route: Route,
     scope: Scope,
+    detail: Detail,
+    /// Nobody writes any more, and this round is the last.
+    is_last: bool,
+    /// Only further names of files are sent, and only new ones.
+    only_names: bool,
+    /// Files that were gone when the round that runs came to read them: the destination has nothing by that name, or something else.
+    gone: HashSet<PathBuf>,
+    /// Of programs, on files, at the beginning of the round that runs.
+    leases: Leases,
 }
 
 /// Which part of its folder a sender looks at; paths are relative to the folder.
@@ -82,7 +113,22 @@ impl Sender {
             threads: 1,
             route: Route::default(),
             scope: Scope::default(),
+            detail: Detail::Content,
+            is_last: false,
+            only_names: false,
+            gone: HashSet::new(),
+            leases: Leases::default(),
         }
+    }
+
+    /// The destination gives files all that they have: hard links, times, extended attributes, and sockets' names.
+    pub fn send_everything(&mut self) {
+        self.detail = Detail::Everything;
+    }
+
+    /// The next round is the last one, and nobody writes to the files, or reads them, until the destination has restored the tasks.
+    pub fn end(&mut self) {
+        self.is_last = true;
     }
 
     /// It sends what is below this folder, and nothing else.
@@ -155,8 +201,26 @@ impl Sender {
         read.with_context(|| format!("reading {}", self.root.display()))
     }
 
+    /// Sends new further names of files that the destination has, and nothing else.
+    pub async fn names(&mut self, destination: &mut PeerClient<Channel>) -> anyhow::Result<()> {
+        self.only_names = true;
+        let sent = self.round(destination).await;
+        self.only_names = false;
+        sent.map(drop)
+    }
+
     fn read(&mut self, parts: &Parts) -> io::Result<u64> {
-        let mut changes = self.tree.look(&self.root)?;
+        self.gone.clear();
+        let mut changes = self.tree.look(&self.root, self.detail)?;
+        if self.only_names {
+            for entry in changes.touched {
+                if matches!(entry.kind, Kind::Link(_)) && self.scope.has(&entry.path) {
+                    self.read_entry(&entry, parts)?;
+                }
+            }
+            return Ok(0);
+        }
+        self.leases = Leases::look()?;
         changes.touched.retain(|entry| self.scope.has(&entry.path));
         changes.removed.retain(|path| self.scope.has(path));
         let mut bytes = 0;
@@ -165,32 +229,75 @@ impl Sender {
             parts.put(self.part(path, PartKind::Removed))?;
         }
         for entry in &changes.touched {
-            let mut part = FilePart {
-                mode: entry.mode,
-                uid: Some(entry.uid),
-                gid: Some(entry.gid),
-                length: entry.length,
-                ..self.part(&entry.path, PartKind::File)
-            };
-            match &entry.kind {
-                Kind::Directory => part.set_kind(PartKind::Directory),
-                Kind::Fifo => part.set_kind(PartKind::Fifo),
-                Kind::Symlink(to) => {
-                    part.set_kind(PartKind::Symlink);
-                    part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
-                }
-                Kind::File => {
-                    bytes += self.read_file(&entry.path, Some(part), parts)?;
-                    continue;
-                }
-            }
-            parts.put(part)?;
+            bytes += self.read_entry(entry, parts)?;
         }
-        Ok(bytes + self.read_always(&changes.touched, parts)?)
+        bytes += self.read_always(&changes.touched, parts)?;
+        if self.is_last && self.detail == Detail::Everything {
+            self.tell_times(parts)?;
+        }
+        Ok(bytes)
+    }
+
+    fn read_entry(&mut self, entry: &Entry, parts: &Parts) -> io::Result<u64> {
+        let mut part = FilePart {
+            // Also that of a file with no bit set is told.
+            mode: entry.mode | REGULAR,
+            uid: Some(entry.uid),
+            gid: Some(entry.gid),
+            length: entry.length,
+            ..self.part(&entry.path, PartKind::File)
+        };
+        match &entry.kind {
+            Kind::Directory => part.set_kind(PartKind::Directory),
+            Kind::Fifo => part.set_kind(PartKind::Fifo),
+            Kind::Socket => part.set_kind(PartKind::Socket),
+            Kind::Symlink(to) => {
+                part.set_kind(PartKind::Symlink);
+                part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
+            }
+            Kind::Link(to) if self.gone.contains(to) => {
+                // The next look finds what it is a name of now, and takes it for new.
+                self.trackers.remove(&entry.path);
+                self.tree.forget(&entry.path);
+                parts.put(self.part(&entry.path, PartKind::Removed))?;
+                return Ok(0);
+            }
+            Kind::Link(to) => {
+                part = self.part(&entry.path, PartKind::Link);
+                part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
+            }
+            Kind::File => {
+                part.attributes = self.attributes(&entry.path)?;
+                return self.read_file(&entry.path, Some(part), parts);
+            }
+        }
+        // What the destination had of a file of that name is gone.
+        self.trackers.remove(&entry.path);
+        if !matches!(entry.kind, Kind::Link(_)) {
+            part.attributes = self.attributes(&entry.path)?;
+        }
+        parts.put(part)?;
+        Ok(0)
+    }
+
+    /// The extended attributes of what is at `path`, if they are sent.
+    fn attributes(&self, path: &Path) -> io::Result<Option<Attributes>> {
+        if self.detail == Detail::Content {
+            return Ok(None);
+        }
+        let file = match beneath::open_any(beneath::folder(&self.root)?, path, OFlags::PATH, Mode::empty()) {
+            Ok(file) => file,
+            // Gone since the look; the next one sees it.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let read = attributes::read(file.as_fd());
+        let read = read.map_err(|error| io::Error::new(error.kind(), format!("{} {error}", path.display())));
+        Ok(Some(read?))
     }
 
     /// The files whose times tell nothing, as far as they were not sent above.
-    fn read_always(&mut self, sent: &[super::tree::Entry], parts: &Parts) -> io::Result<u64> {
+    fn read_always(&mut self, sent: &[Entry], parts: &Parts) -> io::Result<u64> {
         let trusted = |path: &Path| {
             self.trusted
                 .as_deref()
@@ -214,22 +321,96 @@ impl Sender {
     /// Sends what the destination does not have of a file, behind `itself`, the file without content. Both tell one length, that of now:
     /// the destination cuts off what lies behind it, and the tracker goes by it.
     fn read_file(&mut self, path: &Path, itself: Option<FilePart>, parts: &Parts) -> io::Result<u64> {
-        let Some(file) = beneath::open(&self.root, path, OFlags::RDONLY)? else {
+        let (file, times) = match self.open(path)? {
+            Opened::File(file) => (file, None),
+            Opened::Lent(file, times) => (file, Some(times)),
             // Removed, or no file any more, since the look; the next one sees it.
-            return Ok(0);
+            Opened::Gone => {
+                self.gone.insert(path.to_owned());
+                return Ok(0);
+            }
+            // Its content is sent in the last round.
+            Opened::Leased => {
+                self.tree.forget(path);
+                if let Some(itself) = itself {
+                    parts.put(itself)?;
+                }
+                return Ok(0);
+            }
         };
         let length = file.metadata()?.len();
-        if let Some(itself) = itself {
-            parts.put(FilePart { length, ..itself })?;
+        let itself = itself.map(|itself| FilePart { length, ..itself });
+        if let Some(itself) = &itself {
+            parts.put(itself.clone())?;
         }
         let part = FilePart {
             length,
             ..self.part(path, PartKind::File)
         };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        tracker.round(&file, length, self.threads, |offset, data| {
+        let bytes = tracker.round(&file, length, self.threads, |offset, data| {
             parts.data(&part, offset, data)
-        })
+        })?;
+        if let Some(times) = times {
+            rustix::fs::futimens(&file, &times.stamps())?;
+        }
+        let loses = |itself: &FilePart| itself.attributes.as_ref().is_some_and(attributes::has_capability);
+        if let Some(itself) = itself.filter(loses) {
+            // Writing has taken its capabilities away.
+            parts.put(itself)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Opens a file to be read, in a way that neither changes a time nor breaks a lease.
+    fn open(&self, path: &Path) -> io::Result<Opened> {
+        if !self.leases.is_empty() {
+            let folder = beneath::folder(&self.root)?;
+            let inode = match beneath::open_any(folder, path, OFlags::PATH, Mode::empty()) {
+                Ok(file) => Inode::of(&rustix::fs::fstat(file)?),
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(Opened::Gone),
+                Err(errno) => return Err(errno.into()),
+            };
+            match self.leases.holder(inode) {
+                Some(_) if !self.is_last => return Ok(Opened::Leased),
+                Some(holder) => {
+                    let opened = holder.open(inode);
+                    let file = opened.map_err(|error| {
+                        io::Error::new(error.kind(), format!("{} {error}", path.display()))
+                    })?;
+                    let times = Times::of(&rustix::fs::fstat(&file)?);
+                    return Ok(Opened::Lent(file, times));
+                }
+                None => {}
+            }
+        }
+        match beneath::open(&self.root, path, OFlags::RDONLY | OFlags::NOATIME) {
+            Ok(Some(file)) => Ok(Opened::File(file)),
+            Ok(None) => Ok(Opened::Gone),
+            // A program has taken one a moment ago.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && !self.is_last => Ok(Opened::Leased),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The times of all files, as of this round's look.
+    fn tell_times(&self, parts: &Parts) -> io::Result<()> {
+        let mut part = self.part(Path::new(""), PartKind::Times);
+        let mut bytes = 0;
+        for (path, times) in self.tree.times().filter(|(path, _)| self.scope.has(path)) {
+            let stamp = times.told_of(path);
+            bytes += stamp.path.len() + STAMP_BYTES;
+            part.stamps.push(stamp);
+            if bytes >= PART_BYTES {
+                bytes = 0;
+                let next = self.part(Path::new(""), PartKind::Times);
+                parts.put(std::mem::replace(&mut part, next))?;
+            }
+        }
+        match part.stamps.is_empty() {
+            true => Ok(()),
+            false => parts.put(part),
+        }
     }
 
     fn part(&self, path: &Path, kind: PartKind) -> FilePart {

@@ -230,6 +230,9 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     blockers.extend(tokio::task::block_in_place(|| {
         mtu::lacking(&agent.config.nic_socket(), agent.name(), request.path_mtu)
     }));
+    let huge_pages = request.huge_pages.iter().map(|of| (of.kib, of.pages)).collect();
+    let lack = tokio::task::block_in_place(|| verbatim_container::lack_of_huge_pages(&huge_pages));
+    blockers.extend(lack);
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
     if record.machine.is_none() {
@@ -592,6 +595,7 @@ impl Destination {
         }
         self.lacks_nothing()?;
         self.place_network().await?;
+        self.runtime.let_go();
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.
         let refused = filling::refused(self.filler.as_ref());
@@ -608,6 +612,9 @@ impl Destination {
         // Kept before anything else is looked at, so that it is undone.
         let init = restored.pid();
         self.restored = Some(restored);
+        // Restoring changes times: sockets are bound again, and files mapped.
+        tokio::task::block_in_place(|| self.runtime.stamp())
+            .context("the times of the instance's files cannot be set")?;
         if let Some(narrow) = narrow? {
             bail!("{narrow}");
         }

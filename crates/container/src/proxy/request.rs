@@ -35,9 +35,11 @@ mod opts {
     pub const IMAGES_DIR_FD: Number = 1;
     pub const LOG_LEVEL: Number = 9;
     pub const WORK_DIR_FD: Number = 17;
+    pub const LINK_REMAP: Number = 18;
     pub const CG_ROOT: Number = 25;
     pub const SKIP_MNT: Number = 31;
     pub const MANAGE_CGROUPS_MODE: Number = 34;
+    pub const GHOST_LIMIT: Number = 35;
     pub const EXTERNAL: Number = 37;
     pub const FREEZE_CGROUP: Number = 44;
     pub const TCP_SKIP_IN_FLIGHT: Number = 46;
@@ -222,6 +224,10 @@ pub(super) fn adapt(
     wire::put_varint(&mut ours, opts::MANAGE_CGROUPS_MODE, CG_MODE_IGNORE);
     wire::put_varint(&mut ours, opts::NETWORK_LOCK, NETWORK_LOCK_SKIP);
     wire::put_varint(&mut ours, opts::TCP_SKIP_IN_FLIGHT, 1);
+    wire::put_varint(&mut ours, opts::GHOST_LIMIT, crate::check::GHOST_LIMIT_BYTES);
+    // A file whose name is gone while it has others gets one for the move, `link_remap.N` beside the old one: where it lies on what
+    // moves along, the agent carries it (`check::nameless`).
+    wire::put_varint(&mut ours, opts::LINK_REMAP, 1);
     if let Private::LeftOut { configuration } = private {
         wire::put_varint(&mut ours, opts::LAZY_PAGES, 1);
         if let Some(path) = configuration {

@@ -76,3 +76,43 @@ fn what_is_no_image_or_has_wrong_ranges_is_refused() {
         assert!(lazy_pages(Path::new("x"), &bytes).is_err(), "{entries:?}");
     }
 }
+
+/// An image of mappings, each from one page to another, with a status.
+fn mappings_image(entries: &[(u64, u64, u32)]) -> Vec<u8> {
+    let vmas = entries.iter().map(|(start, end, status)| VmaEntry {
+        start: start * page_bytes(),
+        end: end * page_bytes(),
+        status: Some(*status),
+        madv: None,
+    });
+    let mm = MmEntry { vmas: vmas.collect() };
+    let mut bytes = [COMMON_MAGIC, MM_MAGIC].map(u32::to_le_bytes).concat();
+    bytes.extend((mm.encoded_len() as u32).to_le_bytes());
+    bytes.extend(mm.encode_to_vec());
+    bytes
+}
+
+#[test]
+fn guard_regions_follow_the_mappings_and_are_none() {
+    const ANONYMOUS: u32 = 1 << 9 | 1;
+    let mappings = [(10, 20, ANONYMOUS), (20, 24, ANONYMOUS), (40, 50, ANONYMOUS)];
+    let plain = mappings_of(Path::new("x"), &mappings_image(&mappings)).unwrap();
+    let with = |guards: &[(u64, u64)]| {
+        let guards = guards.iter().map(|(start, end)| (*start, *end, VMA_AREA_GUARD));
+        let all: Vec<_> = mappings.into_iter().chain(guards).collect();
+        mappings_of(Path::new("x"), &mappings_image(&all))
+    };
+    assert_eq!(with(&[(11, 12), (18, 22), (40, 50)]).unwrap(), plain);
+    for wrong in [
+        (12, 11),
+        (5, 6),
+        (23, 25),
+        (30, 41),
+        (49, 51),
+        (1 << 50, (1 << 50) + 1),
+    ] {
+        assert!(with(&[wrong]).is_err(), "{wrong:?}");
+    }
+    // What is no guard region is still in order.
+    assert!(mappings_of(Path::new("x"), &mappings_image(&[(10, 20, 1), (11, 12, 1)])).is_err());
+}

@@ -1,5 +1,5 @@
 use super::*;
-use crate::proto::Piece;
+use crate::proto::{Piece, Stamp};
 
 impl Placer {
     /// A part that has its content with it.
@@ -183,6 +183,7 @@ fn no_sequence_of_parts_reaches_the_host() {
         ..own(part(path, Kind::File))
     };
     let folder = |path: &str| own(part(path, Kind::Directory));
+    let link = |path: &str, to: &str| further(path, to);
     let outside = Outside::new();
     let sequences = [
         (
@@ -241,6 +242,32 @@ fn no_sequence_of_parts_reaches_the_host() {
             ],
         ),
         (
+            "a further name, then a link",
+            vec![
+                file("b"),
+                link("a", "b"),
+                outside.link("b", "f"),
+                file("b"),
+                file("a"),
+            ],
+        ),
+        (
+            "a further name of a link",
+            vec![outside.link("b", "f"), link("a", "b"), file("a")],
+        ),
+        (
+            "a link, then a further name",
+            vec![file("b"), outside.link("a", ""), link("a", "b"), file("a")],
+        ),
+        (
+            "a link, then a socket",
+            vec![
+                folder("d"),
+                outside.link("d/a", "f"),
+                own(part("d/a", Kind::Socket)),
+            ],
+        ),
+        (
             "through a link",
             vec![
                 outside.link("a", ""),
@@ -264,7 +291,12 @@ fn no_sequence_of_parts_reaches_the_host() {
                 Kind::Directory => found.as_ref().is_ok_and(std::fs::FileType::is_dir),
                 Kind::Symlink => found.as_ref().is_ok_and(std::fs::FileType::is_symlink),
                 Kind::Fifo => found.as_ref().is_ok_and(std::os::unix::fs::FileTypeExt::is_fifo),
+                Kind::Socket => found
+                    .as_ref()
+                    .is_ok_and(std::os::unix::fs::FileTypeExt::is_socket),
+                Kind::Link => found.is_ok(),
                 Kind::Removed => found.is_err(),
+                Kind::Times => unreachable!("it names nothing"),
             };
             let through_a_link = what == "through a link" && part.path != b"a"
                 || what.starts_with("a folder that becomes a link") && placed.is_err();
@@ -284,10 +316,16 @@ fn a_socket_of_the_host_is_not_replaced() {
         Kind::Directory,
         Kind::Symlink,
         Kind::Fifo,
+        Kind::Socket,
         Kind::Removed,
     ] {
         assert!(placer.put(&part("agent.sock", kind)).is_err(), "{kind:?}");
     }
+    placer.put(&part("f", Kind::Fifo)).unwrap();
+    for (path, to) in [("agent.sock", "f"), ("x", "agent.sock")] {
+        assert!(placer.put(&further(path, to)).is_err(), "{path} of {to}");
+    }
+    assert!(placer.put(&part("new.sock", Kind::Socket)).is_err());
     let found = std::fs::symlink_metadata(root.path().join("agent.sock")).unwrap();
     assert!(std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()));
 }
@@ -383,4 +421,159 @@ fn pieces_are_put_where_they_belong_and_zeroes_punched() {
         placer.place(&changes, Some(b"abcde")).is_err(),
         "it has not landed"
     );
+}
+
+/// A further name of what `to` names.
+fn further(path: &str, to: &str) -> FilePart {
+    FilePart {
+        data: to.as_bytes().to_vec().into(),
+        ..part(path, Kind::Link)
+    }
+}
+
+fn stamp(path: &str, seconds: i64, nanoseconds: u32) -> Stamp {
+    Stamp {
+        path: path.into(),
+        modified_seconds: seconds,
+        modified_nanoseconds: nanoseconds,
+        accessed_seconds: seconds + 1,
+        accessed_nanoseconds: nanoseconds + 1,
+    }
+}
+
+#[test]
+fn further_names_are_of_one_file_and_follow_nothing() {
+    use std::os::unix::fs::MetadataExt;
+
+    let root = tempfile::tempdir().unwrap();
+    let at = |name: &str| root.path().join(name);
+    let mut placer = Placer::new(root.path().to_owned());
+    let file = |path: &str, content: &'static [u8]| FilePart {
+        length: content.len() as u64,
+        data: content.into(),
+        ..part(path, Kind::File)
+    };
+    for part in [
+        file("a", b"old"),
+        part("d", Kind::Directory),
+        part("p", Kind::Fifo),
+    ] {
+        placer.put(&part).unwrap();
+    }
+    // Also twice, and in the place of something else.
+    for (path, to) in [
+        ("b", "a"),
+        ("b", "a"),
+        ("d/c", "a"),
+        ("q", "p"),
+        ("p2", "q"),
+        ("p2", "a"),
+    ] {
+        placer.put(&further(path, to)).unwrap();
+    }
+    placer.put(&file("a", b"new")).unwrap();
+    for name in ["a", "b", "d/c", "p2"] {
+        assert_eq!(std::fs::read(at(name)).unwrap(), b"new", "{name}");
+        assert_eq!(at(name).metadata().unwrap().nlink(), 4);
+    }
+    // What is no name of it any more is not written through.
+    placer.put(&part("b", Kind::Removed)).unwrap();
+    placer.put(&file("b", b"own")).unwrap();
+    assert_eq!(std::fs::read(at("a")).unwrap(), b"new");
+    // One that is told anew keeps its names.
+    placer.put(&part("p", Kind::Fifo)).unwrap();
+    assert_eq!(at("q").metadata().unwrap().nlink(), 2);
+    for (path, to) in [
+        ("x", "missing"),
+        ("x", "d"),
+        ("x", "../x"),
+        ("x", "/etc/passwd"),
+        ("x", ""),
+        ("x", "d/../a"),
+    ] {
+        assert!(placer.put(&further(path, to)).is_err(), "{to}");
+        assert!(!at("x").exists());
+    }
+    let outside = Outside::new();
+    placer.put(&outside.link("l", "")).unwrap();
+    assert!(placer.put(&further("x", "l/f")).is_err());
+    outside.must_be_as_before("a further name through a link");
+}
+
+#[test]
+fn times_are_given_when_all_is_placed_and_through_no_link() {
+    let root = tempfile::tempdir().unwrap();
+    let outside = Outside::new();
+    let mut placer = Placer::new(root.path().to_owned());
+    placer.put(&part("d", Kind::Directory)).unwrap();
+    placer.put(&outside.link("l", "f")).unwrap();
+    placer.put(&outside.link("way", "")).unwrap();
+    let names = ["d", "d/f", "l", "gone", "gone/f", "way/f", "d/f/f"];
+    let times = FilePart {
+        kind: Kind::Times.into(),
+        stamps: names.map(|name| stamp(name, -5, 7)).to_vec(),
+        ..FilePart::default()
+    };
+    placer.put(&times).unwrap();
+    placer.put(&part("d/f", Kind::File)).unwrap();
+    let host_s = outside.folder.path().join("f").metadata().unwrap();
+    placer.stamp().unwrap();
+    for name in ["d", "d/f", "l"] {
+        let found =
+            rustix::fs::statat(rustix::fs::CWD, root.path().join(name), AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        let found = (
+            found.st_mtime,
+            found.st_mtime_nsec,
+            found.st_atime,
+            found.st_atime_nsec,
+        );
+        assert_eq!(found, (-5, 7, -4, 8), "{name}");
+    }
+    let after = outside.folder.path().join("f").metadata().unwrap();
+    assert_eq!(after.modified().unwrap(), host_s.modified().unwrap());
+    for wrong in [stamp("../x", 1, 1), stamp("", 1, 1), stamp("d", 1, 1_000_000_000)] {
+        let times = FilePart {
+            stamps: vec![wrong],
+            ..times.clone()
+        };
+        assert!(placer.put(&times).is_err());
+    }
+}
+
+#[test]
+fn attributes_are_those_that_were_told_and_modes_survive_owners() {
+    use crate::proto::{Attribute, Attributes};
+
+    let root = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut placer = Placer::new(root.path().to_owned());
+    let told = |path: &str, kind: Kind, names: &[&str]| FilePart {
+        mode: 0o104_751,
+        attributes: Some(Attributes {
+            all: names
+                .iter()
+                .map(|name| Attribute {
+                    name: name.as_bytes().to_vec(),
+                    value: b"v".to_vec(),
+                })
+                .collect(),
+        }),
+        ..part(path, kind)
+    };
+    let names = |path: &str| {
+        let mut list = vec![0u8; 4096];
+        let length = rustix::fs::listxattr(root.path().join(path), &mut list[..]).unwrap();
+        String::from_utf8(list[..length].to_vec()).unwrap()
+    };
+    for (path, kind) in [("f", Kind::File), ("d", Kind::Directory)] {
+        placer.put(&told(path, kind, &["user.a", "user.b"])).unwrap();
+        placer.put(&told(path, kind, &["user.b"])).unwrap();
+        assert_eq!(names(path), "user.b\0");
+        // As agents of the release before tell it.
+        placer.put(&part(path, kind)).unwrap();
+        assert_eq!(names(path), "user.b\0");
+        assert!(placer.put(&told(path, kind, &["security.selinux"])).is_err());
+    }
+    placer.put(&told("f", Kind::File, &[])).unwrap();
+    let mode = root.path().join("f").metadata().unwrap().permissions().mode();
+    assert_eq!((mode & 0o7777, names("f").as_str()), (0o4751, ""));
 }

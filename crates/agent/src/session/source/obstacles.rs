@@ -8,6 +8,7 @@ use verbatim_container::Kept;
 use super::Source;
 use crate::agent::Shared;
 use crate::instances::Instance;
+use crate::memory::obstacles;
 use crate::report::milliseconds;
 
 /// What listeners get to accept what has come to them, and how often that is looked at: nobody tells when a queue is empty.
@@ -22,9 +23,14 @@ pub async fn of_tasks(agent: &Shared, instance: &Instance) -> Vec<String> {
         return Vec::new();
     }
     let (init, has_rnics) = (instance.init_pid(), !record.rnics.is_empty());
-    let guests = guests(agent, instance);
-    let looked =
-        tokio::task::spawn_blocking(move || verbatim_container::blockers(init, has_rnics, &guests)).await;
+    let (guests, folder) = (guests(agent, instance), instance.home.paths.folder.clone());
+    let looked = tokio::task::spawn_blocking(move || {
+        let carried = obstacles::device(&folder);
+        let mut found = verbatim_container::blockers(init, has_rnics, &guests, carried)?;
+        found.extend(obstacles::of(&folder, init));
+        std::io::Result::Ok(found)
+    })
+    .await;
     let mut found = match looked {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => return vec![format!("the container's processes cannot be looked at: {error}")],

@@ -13,8 +13,8 @@ use super::{Progress, Source};
 use crate::instances::machine::RAM;
 use crate::instances::machine::leaving::Leaving;
 use crate::memory::convergence::{Round, Verdict};
-use crate::memory::private;
 use crate::memory::ram::Which;
+use crate::memory::{private, shared};
 use crate::proto::PreCopyRound;
 
 /// How often a round that takes long is told of.
@@ -71,11 +71,12 @@ impl Source {
     fn state_of_pre_copy(&self) -> String {
         let convergence = &self.convergence;
         format!(
-            "{} KiB were written during the last of {} rounds, {} KiB of private memory are left, {:.0} MiB/s are sent, and the \
-             predicted blackout is {} ms",
+            "{} KiB were written during the last of {} rounds, {} KiB of private memory are left, {} KiB of shared memory \
+             without a file go with CRIU's images, {:.0} MiB/s are sent, and the predicted blackout is {} ms",
             convergence.dirty_bytes() >> 10,
             convergence.rounds().len(),
             convergence.private_bytes() >> 10,
+            convergence.shared_bytes() >> 10,
             convergence.bytes_per_second() / f64::from(1 << 20),
             convergence.predicted_blackout().unwrap_or_default().as_millis()
         )
@@ -132,10 +133,15 @@ impl Source {
         };
         // The last round is not held up.
         let time = begun.elapsed().saturating_sub(self.route.pace.waited() - waited);
-        let private_bytes = match self.machine {
-            Some(_) => 0,
-            None => self.ahead.left(private::bytes_of_tree(self.instance.init_pid())),
+        let init = self.instance.init_pid();
+        let (private_bytes, shared_bytes) = match self.machine {
+            Some(_) => (0, 0),
+            None => (
+                self.ahead.left(private::bytes_of_tree(init)),
+                shared::bytes_of_tree(init),
+            ),
         };
+        self.convergence.shares(shared_bytes);
         self.bytes.pre_copy += bytes;
         self.convergence.note(Round { bytes, time }, private_bytes);
         self.convergence.looks_for(self.ahead.tracked.look_time());

@@ -17,7 +17,7 @@ use crate::guests::unexpected;
 use crate::instances::storage::{Witnesses, devices, images};
 use crate::instances::{machine, network, volumes};
 use crate::keeper::Keeper;
-use crate::memory::private;
+use crate::memory::{private, shared};
 use crate::mtu;
 use crate::proto;
 use crate::protocol::{
@@ -89,18 +89,20 @@ impl Source {
             None => private::bytes_of_tree(self.instance.init_pid()),
         };
         let mut private_bytes = 0;
+        let mut shared_bytes = 0;
         if self.record().machine.is_some() {
             self.meet_machine().await?;
         } else {
             if self.goes_beside_images(&to).await? {
                 private_bytes = own_bytes;
             }
-            let in_images = own_bytes - private_bytes;
+            shared_bytes = shared::bytes_of_tree(self.instance.init_pid());
+            let in_images = own_bytes - private_bytes + shared_bytes;
             if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, in_images) {
                 bail!("{lack}");
             }
         }
-        let memory_bytes = registered_bytes + own_bytes;
+        let memory_bytes = registered_bytes + own_bytes + shared_bytes;
         let (mut record, files) = match &self.machine {
             Some(leaving) => {
                 let carried = &leaving.carried;
@@ -141,6 +143,7 @@ impl Source {
                 true => mtu::of_queue_pairs(self.processes.iter().map(|process| &process.road_map)),
                 false => 0,
             },
+            huge_pages: super::huge_pages(&self.instance).await?,
         };
         super::look_into_images(&mut destination, &mut request).await?;
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.

@@ -182,6 +182,7 @@ impl Source {
             match (when_frozen.await, &mut destination) {
                 (Ok(()), Some(destination)) => {
                     files.hurry();
+                    files.end();
                     let mut beside = destination.clone();
                     let private = async {
                         match is_tracked {
@@ -220,7 +221,7 @@ impl Source {
         self.keep(&kept)?;
         self.bytes.stop_and_copy += files + private;
         self.ahead.last_bytes += private;
-        Ok(())
+        self.send_new_names().await
     }
 
     /// Sends the images, and what private memory they lack.

@@ -9,7 +9,7 @@ use super::Source;
 use crate::load;
 use crate::memory::transport::{Choice, Transport};
 use crate::proto::OfferBulkRequest;
-use crate::protocol::BULK;
+use crate::protocol::{BULK, FILE_ATTRIBUTES};
 use crate::session::{decode, told};
 
 /// By how many percent more the source's tasks must wait for their processors until the destination fetches what it gets.
@@ -43,6 +43,10 @@ impl Source {
         // How busy the RNIC is shows in two looks.
         _ = tokio::task::spawn_blocking(move || pace.look()).await;
         let to = self.request.destination.clone();
+        if self.agent.peers.can(&to, FILE_ATTRIBUTES) && !self.is_machine() {
+            // QEMU makes its own sockets there, and is no restored process.
+            self.files.send_everything();
+        }
         self.route.packs = self.agent.peers.can(&to, BULK) && self.request.tuning.packs;
         let choice = match self.no_rdma.clone() {
             Some(why) => Choice::tls(why),
