@@ -1,6 +1,6 @@
 //! Processes and descriptors of kinds that CRIU refuses, or would lose something of.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
