@@ -437,11 +437,11 @@ async fn what_stands_in_the_way_is_found() {
     let a = TestHost::new("a").await;
     let place = start(&a).await;
     let init = a.host.runc().state(&name()).await.unwrap().unwrap().pid;
-    assert_eq!(blockers(init, false).unwrap(), Vec::<String>::new());
+    assert_eq!(blockers(init, false, &[], None).unwrap(), Vec::<String>::new());
     let (host, sleeper) = (a.host.clone(), ["sleep", "1000"].map(str::to_owned));
     let exec = tokio::spawn(async move { host.runc().exec(&name(), &sleeper).await });
     let found = loop {
-        let found = blockers(init, false).unwrap();
+        let found = blockers(init, false, &[], None).unwrap();
         if found.iter().any(|line| line.contains("(sleep)")) {
             break found;
         }
