@@ -35,6 +35,7 @@ mod check;
 mod checkpoint;
 mod clocks;
 mod criu;
+mod descriptors;
 mod error;
 mod fdinfo;
 mod gate;
@@ -77,6 +78,7 @@ pub use check::{
 };
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
+pub use descriptors::Descriptors;
 pub use error::Error;
 pub use host::{Host, HostConfig};
 pub use init::{Exit, Init};

@@ -13,6 +13,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use serde::{Deserialize, Serialize};
 
 use crate::check::processes_of;
+use crate::descriptors::Descriptors;
 
 /// Sources of a group that are carried, for each socket; the kernel's usual limit is 10.
 const MAX_SOURCES: usize = 1024;
@@ -73,8 +74,8 @@ struct Joined {
     users: u32,
 }
 
-/// Those of the container with this first process, whose tasks must stand still.
-pub fn memberships(init_pid: i32) -> Result<Vec<Membership>, MembershipError> {
+/// Those of the container with this first process, whose tasks must stand still. `descriptors` are theirs.
+pub fn memberships(init_pid: i32, descriptors: &Descriptors) -> Result<Vec<Membership>, MembershipError> {
     let read = |error| MembershipError::Read(error);
     let groups = groups_of(init_pid).map_err(read)?;
     if groups.iter().all(is_the_kernel_s_own) {
@@ -84,7 +85,7 @@ pub fn memberships(init_pid: i32) -> Result<Vec<Membership>, MembershipError> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     for pid in processes_of(init_pid).map_err(read)?.into_keys() {
-        match of_process(pid, &groups, &mut seen, &mut found) {
+        match of_process((pid, descriptors.of_process(pid)), &groups, &mut seen, &mut found) {
             Err(error) if !has_ended(&error) => return Err(MembershipError::Read(error)),
             _ => {}
         }
@@ -155,22 +156,16 @@ fn socket_of(pid: i32, descriptor: RawFd) -> io::Result<OwnedFd> {
 
 /// Adds what the sockets of a process are members of; sockets that were `seen` are another process's, too.
 fn of_process(
-    pid: i32,
+    (pid, descriptors): (i32, &[RawFd]),
     groups: &[Joined],
     seen: &mut HashSet<String>,
     found: &mut Vec<Membership>,
 ) -> io::Result<()> {
     let own_number = number_inside(pid)?;
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-        let entry = entry?;
-        let Ok(target) = std::fs::read_link(entry.path()) else {
-            continue;
-        };
+    for &descriptor in descriptors {
         // `socket:[INODE]`: several descriptors may be one.
+        let target = std::fs::read_link(format!("/proc/{pid}/fd/{descriptor}"))?;
         let name = target.to_string_lossy().into_owned();
-        let Some(descriptor) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
         if !name.starts_with("socket:") || !seen.insert(name) {
             continue;
         }
@@ -469,7 +464,8 @@ mod tests {
         }
         let mut found = Vec::new();
         let groups = groups_of(own).unwrap();
-        of_process(own, &groups, &mut HashSet::new(), &mut found).unwrap();
+        let descriptors = [socket.as_raw_fd(), ours.as_raw_fd()];
+        of_process((own, &descriptors), &groups, &mut HashSet::new(), &mut found).unwrap();
         found.retain(|membership| membership.descriptor == socket.as_raw_fd() || membership.group == any);
         // One of the two descriptors of this socket is told.
         found

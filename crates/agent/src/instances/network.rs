@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use verbatim_container::{Contents, Membership, join_again, memberships};
+use verbatim_container::{Contents, Descriptors, Membership, join_again, memberships};
 use verbatim_netns::{Found, Reader, State};
 
 use crate::instances::Instance;
@@ -52,8 +52,12 @@ pub async fn reader() -> anyhow::Result<Reader> {
 
 /// Reads the namespace, and the multicast groups of sockets, into files among the images. The container's tasks, of which `init` is the
 /// first, stand still.
-pub fn write(contents: &Contents, reader: &Reader, init: i32, images: &Path) -> anyhow::Result<()> {
-    let memberships = memberships(init)?;
+pub fn write(
+    (contents, reader): (&Contents, &Reader),
+    (init, descriptors): (i32, &Descriptors),
+    images: &Path,
+) -> anyhow::Result<()> {
+    let memberships = memberships(init, descriptors)?;
     if !memberships.is_empty() {
         let path = images.join(MEMBERSHIPS);
         let written = std::fs::write(&path, serde_json::to_vec(&memberships)?);

@@ -24,6 +24,7 @@ use anyhow::{Context, bail};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::descriptors::Descriptors;
 use crate::fdinfo::line;
 
 pub use unaccepted::Connection;
@@ -59,7 +60,7 @@ struct At<T> {
 
 impl Kept {
     /// Reads it from the tasks of the container with this first process. They should stand still, and be cut off from the network.
-    pub fn read(init: i32) -> anyhow::Result<Self> {
+    pub fn read(init: i32, descriptors: &Descriptors) -> anyhow::Result<Self> {
         let mut kept = Self {
             lost: unaccepted::all(init)?,
             ..Self::default()
@@ -67,7 +68,8 @@ impl Kept {
         let mut seen = HashSet::new();
         let mut of_threads = Vec::new();
         for process in tasks_of(init)? {
-            process.each_descriptor(|duplicate, number, target| {
+            let numbers = descriptors.of_process(process.pid);
+            process.each_descriptor(numbers, |duplicate, number, target| {
                 let at = |what| At {
                     process: process.inner,
                     descriptor: number,
@@ -208,15 +210,13 @@ impl Task {
 
     fn each_descriptor(
         &self,
+        numbers: &[RawFd],
         mut each: impl FnMut(&dyn Fn() -> anyhow::Result<OwnedFd>, RawFd, &str) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let folder = format!("/proc/{}/fd", self.pid);
-        for entry in fs::read_dir(&folder).with_context(|| folder.clone())? {
-            let entry = entry?;
-            let target = fs::read_link(entry.path()).with_context(|| entry.path().display().to_string())?;
-            let number: RawFd = entry.file_name().to_string_lossy().parse()?;
-            each(&|| self.duplicate(number), number, &target.to_string_lossy())
-                .with_context(|| entry.path().display().to_string())?;
+        for number in numbers {
+            let path = format!("/proc/{}/fd/{number}", self.pid);
+            let target = fs::read_link(&path).with_context(|| path.clone())?;
+            each(&|| self.duplicate(*number), *number, &target.to_string_lossy()).context(path)?;
         }
         Ok(())
     }

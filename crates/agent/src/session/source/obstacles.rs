@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use verbatim_container::Kept;
+use verbatim_container::{Descriptors, Kept};
 
 use super::Source;
 use crate::agent::Shared;
@@ -119,8 +119,8 @@ impl Source {
     }
 
     /// Reads what CRIU does not keep of the frozen tasks. Needs the dump to have cut them off.
-    pub(super) async fn read_kept(init: i32) -> anyhow::Result<Kept> {
-        let read = tokio::task::spawn_blocking(move || Kept::read(init)).await;
+    pub(super) async fn read_kept(init: i32, descriptors: Descriptors) -> anyhow::Result<Kept> {
+        let read = tokio::task::spawn_blocking(move || Kept::read(init, &descriptors)).await;
         read.context("looking at the tasks panicked")?
             .context("what CRIU does not keep of the tasks cannot be read")
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use verbatim_channel::{Answer, Order};
+use verbatim_container::Descriptors;
 use verbatim_device::control::QpType;
 
 use super::images::Images;
@@ -157,22 +158,24 @@ impl Source {
         self.timeline.frozen();
         self.detached = true;
         let home = &self.instance.home;
+        let init = self.instance.init_pid();
         let (frozen, when_frozen) = tokio::sync::oneshot::channel();
         let dump = checkpoint.freeze_and_dump_with(|| {
             let detached = home.detach();
             // The tasks do not run, and the RNIC's contexts are parked: nothing writes to the files any more.
-            let _ = frozen.send(());
+            let _ = frozen.send(Descriptors::of(init));
             detached
         });
         let way = self.in_a_hurry();
-        let (is_tracked, root) = (self.ahead.fills(), self.instance.init_pid());
+        let is_tracked = self.ahead.fills();
         let (files, mut destination) = (&mut self.files, self.destination.clone());
         let contents = home.network_contents()?;
         let (reader, folder) = (self.network.clone(), home.paths.images.clone());
-        let init = self.instance.init_pid();
         // Beside the dump: nobody changes it any more.
-        let network = move || match (&contents, &reader) {
-            (Some(contents), Some(reader)) => network::write(contents, reader, init, &folder),
+        let network = move |descriptors: Descriptors| match (&contents, &reader) {
+            (Some(contents), Some(reader)) => {
+                network::write((contents, reader), (init, &descriptors), &folder)
+            }
             _ => Ok(()),
         };
         let tracked = &mut self.ahead.tracked;
@@ -180,19 +183,21 @@ impl Source {
         let keeping = &mut kept;
         let last_round = async {
             match (when_frozen.await, &mut destination) {
-                (Ok(()), Some(destination)) => {
+                (Ok(descriptors), Some(destination)) => {
+                    let descriptors = descriptors.context("the descriptors of the tasks cannot be read")?;
                     files.hurry();
                     files.end();
                     let mut beside = destination.clone();
                     let private = async {
                         match is_tracked {
-                            true => way.last_written(tracked, root, &mut beside).await,
+                            true => way.last_written(tracked, init, &mut beside).await,
                             false => Ok(0),
                         }
                     };
-                    let network = tokio::task::spawn_blocking(network);
+                    let of_network = descriptors.clone();
+                    let network = tokio::task::spawn_blocking(move || network(of_network));
                     let begun = Instant::now();
-                    let of_tasks = Self::read_kept(root);
+                    let of_tasks = Self::read_kept(init, descriptors);
                     let (files, private, network, of_tasks) =
                         tokio::join!(files.round(destination), private, network, of_tasks);
                     network.context("reading the network namespace panicked")??;
