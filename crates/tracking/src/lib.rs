@@ -19,7 +19,11 @@
 //! **What the process sees.** Its first thread stops for some 0.3 ms when it is armed, and each thread for some 20 µs at each
 //! `stand_still_once`. A system call that it is in goes on or is begun again, as after a signal without a handler (signal(7));
 //! those that end with EINTR then, epoll_wait for one, do so here. CRIU's freeze does the same.
-
+//!
+//! The kernel merges memory that is registered with memory that is not as little as it does memory of two kinds. Until the next look new
+//! anonymous memory beside old one is a mapping of its own, and mremap(2) across both gives EFAULT, where it worked as long as
+//! both were one mapping.
+//!
 //! **Pages that come later.** By the same means a process waits for pages of a file that it shares until they are brought
 //! ([`FileFaults`]): there the userfaultfd stays in the process.
 
@@ -35,6 +39,7 @@ mod memory;
 mod pinned;
 mod present;
 mod ranges;
+mod registration;
 mod shared;
 mod still;
 mod supported;

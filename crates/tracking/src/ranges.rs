@@ -49,6 +49,12 @@ impl Ranges {
         }
     }
 
+    /// Whether all of a range is in it.
+    pub fn covers(&self, range: &Range<u64>) -> bool {
+        let at = self.0.partition_point(|own| own.end < range.end);
+        self.0.get(at).is_some_and(|own| own.start <= range.start)
+    }
+
     /// Takes all of another set away.
     pub fn subtract(&mut self, other: &Self) {
         let mut left = Self::default();
@@ -141,6 +147,23 @@ mod tests {
 
     proptest! {
         #[test]
+    fn a_range_is_covered_as_a_whole() {
+        let ranges = Ranges::from_iter([2..4, 6..9]);
+        for (range, is_in) in [
+            (2..4, true),
+            (3..4, true),
+            (6..7, true),
+            (3..7, false),
+            (1..3, false),
+            (4..5, false),
+            (8..10, false),
+            (10..11, false),
+        ] {
+            assert_eq!(ranges.covers(&range), is_in, "{range:?}");
+        }
+    }
+
+    #[test]
         fn they_are_sets(one in any_ranges(), other in any_ranges()) {
             let (ours, theirs): (Ranges, Ranges) = (one.iter().cloned().collect(), other.iter().cloned().collect());
             let (mine, others): (BTreeSet<u64>, BTreeSet<u64>) =

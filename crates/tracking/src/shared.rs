@@ -8,6 +8,7 @@ use crate::armed::Armed;
 use crate::error::Error;
 use crate::maps::{self, MappedFile, Mapping};
 use crate::ranges::Ranges;
+use crate::registration::Registration;
 use crate::sys::uffd::{self, PRESENT, SWAPPED, WPALLOWED, WRITTEN, Wanted};
 
 /// What one process writes to a file of tmpfs through its shared mappings is tracked: the RAM of a virtual machine, for one.
@@ -20,8 +21,7 @@ use crate::sys::uffd::{self, PRESENT, SWAPPED, WPALLOWED, WRITTEN, Wanted};
 pub struct FileTracker {
     armed: Armed,
     file: MappedFile,
-    /// Mappings that are registered with our userfaultfd, by the last look.
-    registered: Ranges,
+    registration: Registration,
 }
 
 impl FileTracker {
@@ -31,7 +31,7 @@ impl FileTracker {
         Ok(Self {
             armed: Armed::arm(pid)?,
             file: MappedFile::of(file).map_err(Error::io("look at a file"))?,
-            registered: Ranges::default(),
+            registration: Registration::default(),
         })
     }
 
@@ -40,12 +40,14 @@ impl FileTracker {
     /// and is in no page table any more, is found by a later look that knows of it, or by the last.
     pub fn look(&mut self, data: &Ranges) -> Result<Ranges, Error> {
         let (text, pagemap) = self.armed.memory()?;
-        self.registered = Ranges::default();
+        let mappings = self.mappings(&text);
+        let ranges: Vec<_> = mappings.iter().map(|mapping| mapping.range.clone()).collect();
+        let registered = self
+            .registration
+            .settle(self.armed.uffd(), &pagemap, &ranges);
+        registered.map_err(Error::io("protect a mapping"))?;
         let mut written = Ranges::default();
-        for mapping in self.mappings(&text) {
-            let registered = uffd::register(self.armed.uffd(), &mapping.range);
-            registered.map_err(Error::io("protect a mapping"))?;
-            self.registered.insert(mapping.range.clone());
+        for mapping in mappings {
             let whole = Ranges::from_iter([mapping.range.clone()]);
             for (wanted, ranges) in [
                 (Wanted::AbsentAndProtect, in_tables(&mapping, data)),
@@ -66,7 +68,7 @@ impl FileTracker {
         let mut written = Ranges::default();
         for mapping in self.mappings(&text) {
             let ours = Ranges::from_iter([mapping.range.clone()]);
-            let known = self.registered.intersection(&ours).bytes() == ours.bytes();
+            let known = self.registration.knows(&mapping.range);
             let scanned = uffd::scan(&pagemap, ours.iter(), Wanted::Whole, |region| {
                 let protected = region.categories & (WPALLOWED | WRITTEN) == WPALLOWED;
                 let is_clean = known && protected && region.categories & (PRESENT | SWAPPED) != 0;

@@ -7,6 +7,7 @@ use crate::armed::Armed;
 use crate::error::Error;
 use crate::maps::{self, Mapping};
 use crate::ranges::Ranges;
+use crate::registration::Registration;
 use crate::sys::uffd::{self, Region, WPALLOWED, WRITTEN, Wanted};
 
 /// What a look found.
@@ -20,8 +21,7 @@ pub struct Look {
 #[derive(Debug)]
 pub struct Tracker {
     armed: Armed,
-    /// Mappings that are registered with our userfaultfd, by the last look.
-    registered: Ranges,
+    registration: Registration,
 }
 
 impl Tracker {
@@ -29,21 +29,22 @@ impl Tracker {
     pub fn arm(pid: u32) -> Result<Self, Error> {
         Ok(Self {
             armed: Armed::arm(pid)?,
-            registered: Ranges::default(),
+            registration: Registration::default(),
         })
     }
 
     /// What was written since the last look, while the process runs; all that is written from now on is found by the next.
     pub fn look(&mut self) -> Result<Look, Error> {
         let (text, pagemap) = self.armed.memory()?;
-        self.registered = Ranges::default();
+        let mappings: Vec<_> = maps::parse(&text)
+            .filter(Mapping::is_anonymous)
+            .map(|mapping| mapping.range)
+            .collect();
+        // What is not registered is found by its scan: all of it counts as written.
+        let _ = self.registration.settle(self.armed.uffd(), &pagemap, &mappings);
         let mut look = Look::default();
-        for mapping in maps::parse(&text).filter(Mapping::is_anonymous) {
-            // Else it is somebody else's, or not there any more.
-            if uffd::register(self.armed.uffd(), &mapping.range).is_ok() {
-                self.registered.insert(mapping.range.clone());
-            }
-            self.look_at(&pagemap, &mapping.range, &mut look.written)?;
+        for range in &mappings {
+            self.look_at(&pagemap, range, &mut look.written)?;
         }
         Ok(look)
     }
@@ -73,8 +74,7 @@ impl Tracker {
         let mut look = Look::default();
         for mapping in maps::parse(&text).filter(Mapping::is_anonymous) {
             let range = mapping.range;
-            let ours = Ranges::from_iter([range.clone()]);
-            let known = self.registered.intersection(&ours).bytes() == ours.bytes();
+            let known = self.registration.knows(&range);
             let scanned = uffd::scan(&pagemap, [range], Wanted::All, |region| {
                 let is_clean = known && region.categories & (WPALLOWED | WRITTEN) == WPALLOWED;
                 if !is_clean {

@@ -68,6 +68,18 @@ pub fn register(uffd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes the protection of all pages of registered mappings.
+pub fn unprotect(uffd: BorrowedFd<'_>, range: &Range<u64>) -> io::Result<()> {
+    let mut request = ProtectRequest {
+        start: range.start,
+        length: range.end - range.start,
+        mode: 0,
+    };
+    // SAFETY: UFFDIO_WRITEPROTECT reads a `struct uffdio_writeprotect`, which is three u64; it protects nothing in this mode.
+    unsafe { ioctl::ioctl(uffd, Updater::<UFFDIO_WRITEPROTECT, _>::new(&mut request)) }?;
+    Ok(())
+}
+
 /// Whether the memory that a userfaultfd was made for is still there: not after execve, and not when the process has ended.
 pub fn has_memory(uffd: BorrowedFd<'_>) -> bool {
     // The last page of the lower half. Were there one, it would count as written, and nothing would be lost.
@@ -150,6 +162,16 @@ pub fn scan(
     ranges
         .into_iter()
         .try_for_each(|range| scan_one(pagemap, &range, wanted, &mut regions, &mut found))
+}
+
+/// The same for a range of few pages.
+pub fn scan_few(
+    pagemap: &File,
+    range: &Range<u64>,
+    wanted: Wanted,
+    found: impl FnMut(Region),
+) -> io::Result<()> {
+    scan_one(pagemap, range, wanted, &mut [Region::default(); 4], found)
 }
 
 fn scan_one(

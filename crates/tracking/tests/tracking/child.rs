@@ -33,6 +33,7 @@ pub fn run(what: &str) -> ExitCode {
     match what {
         "write" => write(),
         "map" => map(),
+        "merge" => merge(),
         "kernel" => kernel(),
         "shared" => shared(),
         "writer" => writer(),
@@ -237,6 +238,40 @@ fn map() {
             say("ready");
             told = true;
         }
+    }
+}
+
+/// Half of a mapping moves away and back, and is merged with the other half again. The other half is written to at each time.
+fn merge() {
+    const HALF: usize = 1 << 20;
+    let area = map_private(2 * HALF);
+    let (home, away) = (area.wrapping_add(HALF), map_private(HALF));
+    let mut numbers = Numbers(5);
+    // SAFETY: the whole mapping, before anybody else has it.
+    unsafe { area.write_bytes(1, 2 * HALF) };
+    let mut write = || {
+        for _ in 0..4 {
+            // SAFETY: within the half that stays, which this thread alone has.
+            unsafe {
+                area.add(numbers.below(HALF / 8) * 8)
+                    .cast::<u64>()
+                    .write_volatile(numbers.next())
+            };
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    };
+    let go = |from: *mut u8, to: *mut u8| {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: one whole mapping goes where nobody has anything else.
+        let moved = unsafe { libc::mremap(from.cast(), HALF, HALF, flags, to) };
+        assert_ne!(moved, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+    };
+    say("ready");
+    loop {
+        go(home, away);
+        write();
+        go(away, home);
+        write();
     }
 }
 

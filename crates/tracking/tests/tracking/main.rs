@@ -26,10 +26,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 15] = [
     ("every_write_is_seen", || is_seen("write", 40)),
     ("every_write_is_seen_whatever_becomes_of_mappings", || {
         is_seen("map", 40)
+    }),
+    ("every_write_beside_a_mapping_that_comes_and_goes_is_seen", || {
+        is_seen("merge", 100)
     }),
     ("what_the_kernel_writes_for_others_is_seen", || {
         is_seen("kernel", 40)
