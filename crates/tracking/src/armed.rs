@@ -42,6 +42,18 @@ impl Armed {
         Ok((text, pagemap))
     }
 
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The mappings of the process.
+    pub fn mappings(&self) -> Result<String, Error> {
+        let text = maps::read(self.pid)?;
+        self.is_the_same()?;
+        Ok(text)
+    }
+
     /// That of the memory that the process has now.
     fn pagemap(&self) -> Result<File, Error> {
         let path = format!("/proc/{}/pagemap", self.pid);

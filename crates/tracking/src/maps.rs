@@ -17,6 +17,24 @@ pub struct Mapping<'a> {
     pub name: &'a str,
 }
 
+/// Where a mapping is, in memory and in its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Area {
+    pub range: Range<u64>,
+    /// Where in its file it begins, in bytes.
+    pub offset: u64,
+}
+
+impl Mapping<'_> {
+    /// Where it is.
+    pub fn area(&self) -> Area {
+        Area {
+            range: self.range.clone(),
+            offset: self.offset,
+        }
+    }
+}
+
 /// A file, as `/proc/PID/maps` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MappedFile {

@@ -145,8 +145,7 @@ mod tests {
         )
     }
 
-    proptest! {
-        #[test]
+    #[test]
     fn a_range_is_covered_as_a_whole() {
         let ranges = Ranges::from_iter([2..4, 6..9]);
         for (range, is_in) in [
@@ -163,7 +162,8 @@ mod tests {
         }
     }
 
-    #[test]
+    proptest! {
+        #[test]
         fn they_are_sets(one in any_ranges(), other in any_ranges()) {
             let (ours, theirs): (Ranges, Ranges) = (one.iter().cloned().collect(), other.iter().cloned().collect());
             let (mine, others): (BTreeSet<u64>, BTreeSet<u64>) =

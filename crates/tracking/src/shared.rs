@@ -1,12 +1,13 @@
 //! The tracker of a file that a process maps and shares.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 
 use crate::PAGE;
 use crate::armed::Armed;
 use crate::error::Error;
-use crate::maps::{self, MappedFile, Mapping};
+use crate::maps::{self, Area, MappedFile};
 use crate::ranges::Ranges;
 use crate::registration::Registration;
 use crate::sys::uffd::{self, PRESENT, SWAPPED, WPALLOWED, WRITTEN, Wanted};
@@ -40,23 +41,25 @@ impl FileTracker {
     /// and is in no page table any more, is found by a later look that knows of it, or by the last.
     pub fn look(&mut self, data: &Ranges) -> Result<Ranges, Error> {
         let (text, pagemap) = self.armed.memory()?;
-        let mappings = self.mappings(&text);
-        let ranges: Vec<_> = mappings.iter().map(|mapping| mapping.range.clone()).collect();
-        let registered = self
-            .registration
-            .settle(self.armed.uffd(), &pagemap, &ranges);
-        registered.map_err(Error::io("protect a mapping"))?;
+        let file = self.file;
+        let of = |text: &str| mappings(text, file).collect();
+        let settled = self.registration.settle(&self.armed, &text, &pagemap, of)?;
+        if let Some(error) = settled.failed {
+            return Err(Error::io("protect a mapping")(error));
+        }
         let mut written = Ranges::default();
-        for mapping in mappings {
-            let whole = Ranges::from_iter([mapping.range.clone()]);
-            for (wanted, ranges) in [
-                (Wanted::AbsentAndProtect, in_tables(&mapping, data)),
-                (Wanted::WrittenAndProtect, whole),
-            ] {
-                let scanned = uffd::scan(&pagemap, ranges.iter(), wanted, |region| {
-                    written.insert(in_file(&mapping, region.start..region.end));
-                });
-                scanned.map_err(Error::io("scan the page map of a process"))?;
+        for area in &settled.mappings {
+            let scanned = match self.registration.knows(&area.range) {
+                true => look_at(&pagemap, area, data, &mut written),
+                false => Err(rustix::io::Errno::PERM.into()),
+            };
+            match scanned {
+                Ok(()) => {}
+                // Not all of it is protected: nothing is known of it.
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+                    written.insert(in_file(area, area.range.clone()));
+                }
+                Err(error) => return Err(Error::io("scan the page map of a process")(error)),
             }
         }
         Ok(written)
@@ -66,33 +69,46 @@ impl FileTracker {
     pub fn last_look(&mut self, data: &Ranges) -> Result<Ranges, Error> {
         let (text, pagemap) = self.armed.memory()?;
         let mut written = Ranges::default();
-        for mapping in self.mappings(&text) {
-            let ours = Ranges::from_iter([mapping.range.clone()]);
-            let known = self.registration.knows(&mapping.range);
-            let scanned = uffd::scan(&pagemap, ours.iter(), Wanted::Whole, |region| {
+        for area in mappings(&text, self.file) {
+            let known = self.registration.knows(&area.range);
+            let scanned = uffd::scan(&pagemap, [area.range.clone()], Wanted::Whole, |region| {
                 let protected = region.categories & (WPALLOWED | WRITTEN) == WPALLOWED;
                 let is_clean = known && protected && region.categories & (PRESENT | SWAPPED) != 0;
                 if !is_clean {
-                    written.insert(in_file(&mapping, region.start..region.end));
+                    written.insert(in_file(&area, region.start..region.end));
                 }
             });
             scanned.map_err(Error::io("scan the page map of a process"))?;
         }
         Ok(written.intersection(data))
     }
+}
 
-    /// The mappings of the file, none of which is private: what is written there stays in the process.
-    fn mappings<'a>(&self, text: &'a str) -> Vec<Mapping<'a>> {
-        let ours = |mapping: &Mapping| !mapping.is_private && mapping.file == self.file;
-        maps::parse(text).filter(ours).collect()
+/// The mappings of a file in the text of `maps`, none of which is private: what is written there stays in the process.
+fn mappings(text: &str, file: MappedFile) -> impl Iterator<Item = Area> {
+    let ours = maps::parse(text).filter(move |mapping| !mapping.is_private && mapping.file == file);
+    ours.map(|mapping| mapping.area())
+}
+
+/// Finds what was written in a mapping, and protects it.
+fn look_at(pagemap: &File, area: &Area, data: &Ranges, written: &mut Ranges) -> io::Result<()> {
+    let whole = Ranges::from_iter([area.range.clone()]);
+    for (wanted, ranges) in [
+        (Wanted::AbsentAndProtect, in_tables(area, data)),
+        (Wanted::WrittenAndProtect, whole),
+    ] {
+        uffd::scan(pagemap, ranges.iter(), wanted, |region| {
+            written.insert(in_file(area, region.start..region.end));
+        })?;
     }
+    Ok(())
 }
 
 /// Bytes that the entries of one page table are about.
 const TABLE: u64 = 512 * PAGE;
 
 /// Where in a mapping parts of its file are, rounded to whole page tables: so there are few of them, however many holes there are between pages.
-fn in_tables(mapping: &Mapping<'_>, data: &Ranges) -> Ranges {
+fn in_tables(mapping: &Area, data: &Ranges) -> Ranges {
     let Range { start, end } = mapping.range;
     let in_file = mapping.offset..mapping.offset + (end - start);
     let ours = Ranges::from_iter([in_file]);
@@ -107,7 +123,7 @@ fn in_tables(mapping: &Mapping<'_>, data: &Ranges) -> Ranges {
 }
 
 /// Where in the file a part of a mapping is.
-fn in_file(mapping: &Mapping<'_>, range: Range<u64>) -> Range<u64> {
+fn in_file(mapping: &Area, range: Range<u64>) -> Range<u64> {
     let offset = |address: u64| address - mapping.range.start + mapping.offset;
     offset(range.start)..offset(range.end)
 }
@@ -120,13 +136,9 @@ mod tests {
     fn parts_of_a_file_are_found_in_a_mapping_by_page_tables() {
         // It begins and ends within tables, and in the middle of its file.
         let start = 100 * TABLE + 3 * PAGE;
-        let mapping = Mapping {
+        let mapping = Area {
             range: start..start + 4 * TABLE,
-            is_private: false,
-            is_executable: false,
             offset: 7 * PAGE,
-            file: MappedFile::default(),
-            name: "",
         };
         let of = |parts: &[(u64, u64)]| {
             let parts = parts.iter().map(|&(start, end)| start..end).collect();

@@ -1,5 +1,6 @@
 //! Threads that stand still for a moment.
 
+use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -16,36 +17,80 @@ pub fn stand_still_once(pids: &[u32]) -> Result<(), Error> {
     alone(|| {
         let mut seized = Vec::new();
         for pid in pids {
-            for tid in threads(*pid)? {
-                match Seized::seize(tid, false) {
-                    Ok(thread) => {
-                        // It may have ended since.
-                        let _ = thread.interrupt();
-                        seized.push((tid, thread));
-                    }
-                    Err(error) if has_ended(&error) => {}
-                    Err(error) => match refusal(tid, error) {
-                        // It waits for its parent.
-                        Err(Error::Gone) => {}
-                        refused => return Err(refused?),
-                    },
-                }
-            }
+            seized.extend(interrupt(threads(*pid)?)?);
         }
         let until = Instant::now() + LIMIT;
         for (tid, mut thread) in seized {
-            match thread.wait(until) {
-                // With a signal it has stopped, too, and gets it when it is let go.
-                Ok(Stop::Event | Stop::Signal | Stop::SystemCall) => {
-                    let _ = thread.detach();
-                }
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(Error::Busy { tid }),
-                Err(error) if has_ended(&error) => {}
-                Err(error) => return Err(Error::io("wait for a thread")(error)),
+            if has_stopped(tid, &mut thread, until)? {
+                let _ = thread.detach();
             }
         }
         Ok(())
     })
+}
+
+/// Does this while all threads of a process stand still. An error, and nothing is done, if they do not within this time.
+pub fn while_still<T: Send>(
+    pid: u32,
+    limit: Duration,
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> Result<T, Error> {
+    alone(|| {
+        let (mut seen, mut stopped) = (HashSet::new(), Vec::new());
+        let until = Instant::now() + limit;
+        // Until those that still run have made no further thread.
+        loop {
+            let new: Vec<u32> = threads(pid)?
+                .into_iter()
+                .filter(|tid| seen.insert(*tid))
+                .collect();
+            if new.is_empty() {
+                break;
+            }
+            for (tid, mut thread) in interrupt(new)? {
+                if has_stopped(tid, &mut thread, until)? {
+                    stopped.push(thread);
+                }
+            }
+        }
+        let done = work();
+        for mut thread in stopped {
+            let _ = thread.detach();
+        }
+        done
+    })
+}
+
+/// Seizes threads, and asks them to stop.
+fn interrupt(threads: Vec<u32>) -> Result<Vec<(u32, Seized)>, Error> {
+    let mut seized = Vec::new();
+    for tid in threads {
+        match Seized::seize(tid, false) {
+            Ok(thread) => {
+                // It may have ended since.
+                let _ = thread.interrupt();
+                seized.push((tid, thread));
+            }
+            Err(error) if has_ended(&error) => {}
+            Err(error) => match refusal(tid, error) {
+                // It waits for its parent.
+                Err(Error::Gone) => {}
+                refused => return Err(refused?),
+            },
+        }
+    }
+    Ok(seized)
+}
+
+/// Waits until a thread has stopped. False if it has ended.
+fn has_stopped(tid: u32, thread: &mut Seized, until: Instant) -> Result<bool, Error> {
+    match thread.wait(until) {
+        // With a signal it has stopped, too, and gets it when it is let go.
+        Ok(Stop::Event | Stop::Signal | Stop::SystemCall) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Error::Busy { tid }),
+        Err(error) if has_ended(&error) => Ok(false),
+        Err(error) => Err(Error::io("wait for a thread")(error)),
+    }
 }
 
 /// Runs this in a thread of its own, with whose end every thread that it has seized and not let go is let go.

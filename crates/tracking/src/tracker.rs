@@ -36,24 +36,26 @@ impl Tracker {
     /// What was written since the last look, while the process runs; all that is written from now on is found by the next.
     pub fn look(&mut self) -> Result<Look, Error> {
         let (text, pagemap) = self.armed.memory()?;
-        let mappings: Vec<_> = maps::parse(&text)
-            .filter(Mapping::is_anonymous)
-            .map(|mapping| mapping.range)
-            .collect();
-        // What is not registered is found by its scan: all of it counts as written.
-        let _ = self.registration.settle(self.armed.uffd(), &pagemap, &mappings);
+        let of = |text: &str| {
+            let anonymous = maps::parse(text).filter(Mapping::is_anonymous);
+            anonymous.map(|mapping| mapping.area()).collect()
+        };
+        let settled = self.registration.settle(&self.armed, &text, &pagemap, of)?;
         let mut look = Look::default();
-        for range in &mappings {
-            self.look_at(&pagemap, range, &mut look.written)?;
+        for area in &settled.mappings {
+            self.look_at(&pagemap, &area.range, &mut look.written)?;
         }
         Ok(look)
     }
 
     fn look_at(&self, pagemap: &File, range: &Range<u64>, written: &mut Ranges) -> Result<(), Error> {
         let mut found = Ranges::default();
-        let scanned = uffd::scan(pagemap, [range.clone()], Wanted::WrittenAndProtect, |region| {
-            note(&mut found, region)
-        });
+        let scanned = match self.registration.knows(range) {
+            true => uffd::scan(pagemap, [range.clone()], Wanted::WrittenAndProtect, |region| {
+                note(&mut found, region)
+            }),
+            false => Err(rustix::io::Errno::PERM.into()),
+        };
         match scanned {
             Ok(()) => written.union(&found),
             // Not all of it is protected: nothing is known of it.
