@@ -337,6 +337,18 @@ impl Network {
         self.step("let new connections in", taken)
     }
 
+    /// Whether connections to the instance are on their way to a process that accepts.
+    pub fn are_connections_arriving(&self) -> Result<bool, NetworkError> {
+        let arriving = inside_at(&self.path, crate::kept::unaccepted::are_arriving);
+        self.step("list the sockets", arriving)
+    }
+
+    /// Whether connections that the instance's processes have closed are still sending what is left of them.
+    pub fn are_connections_closing(&self) -> Result<bool, NetworkError> {
+        let closing = inside_at(&self.path, crate::kept::unaccepted::are_closing);
+        self.step("list the sockets", closing)
+    }
+
     /// Listeners of the instance with connections that no process has accepted yet, and how many.
     pub fn unaccepted(&self) -> Result<Vec<(SocketAddr, u32)>, NetworkError> {
         let queues = inside_at(&self.path, crate::kept::unaccepted::queues);

@@ -32,9 +32,23 @@ type Call = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long,
 
 static HOOKS: [Hook; 1] = [Hook::new(c"syscall", call as Call as *const c_void)];
 
-/// From now on CRIU's calls of syscall(3) come here. Where they cannot, prlimit(2) fails as it would have.
+/// From now on CRIU's calls of syscall(3) come here, unless this process may ask the kernel itself. Where they cannot, prlimit(2) fails as it
+/// would have.
 pub fn stand_before() {
-    let _ = verbatim_got::patch_program(&HOOKS);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !may_ask(&status) {
+        let _ = verbatim_got::patch_program(&HOOKS);
+    }
+}
+
+/// Whether a process with this `/proc/PID/status` has `CAP_SYS_RESOURCE`.
+fn may_ask(status: &str) -> bool {
+    /// `linux/capability.h`
+    const SYS_RESOURCE: u64 = 1 << 24;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|text| u64::from_str_radix(text.trim(), 16).ok())
+        .is_some_and(|set| set & SYS_RESOURCE != 0)
 }
 
 /// syscall(3). All arguments are passed on: those that the call does not have are whatever was in the registers, as in that function.
@@ -114,6 +128,13 @@ mod tests {
             assert_eq!(read, Some((told.rlim_cur, told.rlim_max)), "{}", NAMES[number]);
         }
         assert_eq!(read(own.into(), NAMES.len() as c_long), None);
+    }
+
+    #[test]
+    fn who_has_the_capability_asks_the_kernel() {
+        assert!(may_ask("CapPrm:\t0\nCapEff:\t000001ffffffffff\n"));
+        assert!(!may_ask("CapEff:\t000001fffeffffff\nCapBnd:\t000001ffffffffff\n"));
+        assert!(!may_ask(""));
     }
 
     #[test]

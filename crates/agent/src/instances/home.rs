@@ -560,6 +560,20 @@ impl Home {
         Ok(network.take_connections()?)
     }
 
+    /// Whether connections to it are on their way to a process that accepts.
+    pub fn are_connections_arriving(&self) -> anyhow::Result<bool> {
+        let parts = self.parts();
+        let network = parts.network.as_ref().context("the instance's network is gone")?;
+        Ok(network.are_connections_arriving()?)
+    }
+
+    /// Whether connections that its processes have closed are still sending what is left of them.
+    pub fn are_connections_closing(&self) -> anyhow::Result<bool> {
+        let parts = self.parts();
+        let network = parts.network.as_ref().context("the instance's network is gone")?;
+        Ok(network.are_connections_closing()?)
+    }
+
     /// Its listeners with connections that no process has accepted yet, and how many.
     pub fn unaccepted(&self) -> anyhow::Result<Vec<(SocketAddr, u32)>> {
         let parts = self.parts();

@@ -52,6 +52,22 @@ pub(crate) fn queues() -> io::Result<Vec<Queue>> {
     Ok(busy.map(|listener| (listener.local, listener.unread)).collect())
 }
 
+/// Whether connections to this thread's network namespace are on their way to a process: in a listener's queue, or not established yet.
+pub(crate) fn are_arriving() -> io::Result<bool> {
+    let sockets = sock_diag::tcp(sock_diag::LISTEN | sock_diag::SYN_RECV)?;
+    Ok(sockets.iter().any(is_arriving))
+}
+
+fn is_arriving(socket: &Tcp) -> bool {
+    socket.state == sock_diag::SYN_RECV || socket.unread > 0
+}
+
+/// Whether connections of this thread's network namespace that a process has closed are still sending, their FIN at least.
+pub(crate) fn are_closing() -> io::Result<bool> {
+    let sockets = sock_diag::tcp(CLOSES)?;
+    Ok(sockets.iter().any(|socket| held_by_nobody(socket).is_some()))
+}
+
 /// Has the clients' kernels find out: in the container's network namespace, once it is connected.
 ///
 /// A segment that is out of order has a client's kernel say what it expects (RFC 9293 §3.10.7.4), and that finds no connection here, so
@@ -156,6 +172,12 @@ mod tests {
         assert!(held_by_nobody(&socket(sock_diag::ESTABLISHED, 7, 0)).is_none());
         assert!(held_by_nobody(&socket(sock_diag::LAST_ACK, 0, 9)).is_some());
         assert!(held_by_nobody(&socket(sock_diag::LAST_ACK, 0, 0)).is_none());
+        assert!(is_arriving(&socket(sock_diag::SYN_RECV, 0, 0)));
+        let listener = |unread| Tcp {
+            unread,
+            ..socket(sock_diag::LISTEN, 7, 0)
+        };
+        assert!(is_arriving(&listener(1)) && !is_arriving(&listener(0)));
         assert_eq!(plain("::ffff:10.0.0.1".parse().unwrap()).to_string(), "10.0.0.1");
     }
 }

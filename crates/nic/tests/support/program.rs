@@ -12,7 +12,7 @@ use verbatim_device::control::{
     Access, AddressVector, Backing, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, Reply,
     Request, Segment, VERSION,
 };
-use verbatim_device::layout::{CqHeader, CqLayout, Cqe, QpLayout, SEND_SIGNALED, SendWqe, Sge};
+use verbatim_device::layout::{CqHeader, CqLayout, Cqe, QpLayout, SEND_SIGNALED, SIGNS_OFFSET, SendWqe, Sge};
 use verbatim_device::ring::{Body, CqConsumer, Doorbell, RecvProducer, SendProducer};
 use verbatim_seqpacket::Socket;
 
@@ -377,8 +377,17 @@ impl Program {
         }
     }
 
-    /// Memory that the arena takes.
+    /// Memory that the arena takes. The RNIC says there that it has to wait for a core, whenever that is so, on a page on
+    /// which there may be nothing else: that page counts from the start.
     pub fn arena_bytes(&self) -> u64 {
+        // SAFETY: the signs are within the arena, which is mapped as long as this program lives; a byte may be anything.
+        unsafe {
+            self.arena
+                .base()
+                .add(SIGNS_OFFSET as usize)
+                .as_ptr()
+                .read_volatile()
+        };
         let stat = rustix::fs::fstat(&self.arena_file).expect("the arena's file");
         stat.st_blocks as u64 * 512
     }

@@ -8,12 +8,18 @@ use verbatim_container::{Descriptors, Kept};
 use super::Source;
 use crate::agent::Shared;
 use crate::instances::Instance;
+use crate::instances::home::Home;
 use crate::memory::obstacles;
 use crate::report::milliseconds;
 
 /// What listeners get to accept what has come to them, and how often that is looked at: nobody tells when a queue is empty.
 const ACCEPT_LIMIT: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(5);
+
+/// What closed connections get to send the rest of them, which takes a round trip, while the tasks stand still already; and how often that
+/// is looked at.
+const CLOSE_LIMIT: Duration = Duration::from_millis(20);
+const CLOSE_LOOK: Duration = Duration::from_micros(500);
 
 /// What CRIU would refuse of an instance's tasks, in words for an operator: `check` says it, and a migration refuses it before anything
 /// is touched.
@@ -84,6 +90,14 @@ fn unaccepted(instance: &Instance) -> Option<String> {
     })
 }
 
+/// Connections that the frozen tasks have closed send the rest of them: CRIU does not write them down.
+pub(super) fn let_closed_send(home: &Home) {
+    let begun = Instant::now();
+    while begun.elapsed() < CLOSE_LIMIT && home.are_connections_closing().is_ok_and(|are| are) {
+        std::thread::sleep(CLOSE_LOOK);
+    }
+}
+
 impl Source {
     /// An error if something of its tasks cannot be written down.
     pub(super) async fn can_be_written_down(&self) -> anyhow::Result<()> {
@@ -110,8 +124,8 @@ impl Source {
         }
         let begun = Instant::now();
         while begun.elapsed() < ACCEPT_LIMIT {
-            match tokio::task::block_in_place(|| home.unaccepted()) {
-                Ok(queues) if !queues.is_empty() => tokio::time::sleep(LOOK).await,
+            match tokio::task::block_in_place(|| home.are_connections_arriving()) {
+                Ok(true) => tokio::time::sleep(LOOK).await,
                 _ => break,
             }
         }

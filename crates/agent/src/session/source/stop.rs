@@ -10,6 +10,7 @@ use verbatim_container::Descriptors;
 use verbatim_device::control::QpType;
 
 use super::images::Images;
+use super::obstacles;
 use super::participants::Suspended;
 use super::plan;
 use super::{Failure, Source};
@@ -161,6 +162,7 @@ impl Source {
         let init = self.instance.init_pid();
         let (frozen, when_frozen) = tokio::sync::oneshot::channel();
         let dump = checkpoint.freeze_and_dump_with(|| {
+            obstacles::let_closed_send(home);
             let detached = home.detach();
             // The tasks do not run, and the RNIC's contexts are parked: nothing writes to the files any more.
             let _ = frozen.send(Descriptors::of(init));
