@@ -11,6 +11,7 @@ use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::needed_file::NeededFile;
 use crate::proxy::wire::{self, Malformed};
 
 /// Before the first message: one magic number for all images, and one for this kind.
@@ -21,15 +22,6 @@ const MOST_BYTES: u64 = 16 << 20;
 
 /// Folders of which a container has its own, which move along or are made where it arrives.
 const OWN: [&str; 5] = ["/dev", "/proc", "/run", "/sys", "/tmp"];
-
-/// A regular file that must be where the container is restored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NeededFile {
-    /// In the container.
-    pub path: PathBuf,
-    /// Its length, if the container only reads it: another one writes to it, maybe at this moment.
-    pub size: Option<u64>,
-}
 
 /// The images that say it, as they were read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -23,11 +23,11 @@ const PART: u32 = 4;
 const SMALL: Duration = Duration::from_millis(20);
 
 /// So much longer for each further process, and each further thread.
-const EACH_PROCESS: Duration = Duration::from_millis(5);
-const EACH_THREAD: Duration = Duration::from_millis(1);
+const EACH_PROCESS: Duration = Duration::from_millis(8);
+const EACH_THREAD: Duration = Duration::from_millis(2);
 
 /// Private memory is not written down, but CRIU looks at each page's place in the page table and puts it into a pipe.
-const PRIVATE_BYTES_PER_SECOND: f64 = 8e9;
+const PRIVATE_BYTES_PER_SECOND: f64 = 5e9;
 
 /// One that went well.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Known {
     pub destination: String,
     /// How long no task ran.
     pub stood: Duration,
+    /// How long of that was expected for memory.
+    pub memory: Duration,
 }
 
 /// Those that went well, by instance. They are forgotten when the agent ends.
@@ -94,19 +96,23 @@ impl Look {
         looked.context("the container's processes cannot be looked at")
     }
 
-    /// How long the instance is expected to stand still. What was measured with the same says it best.
+    /// How long the instance is expected to stand still. What was measured with the same says it best, but for memory that it has got since.
     fn expected(&self, known: Option<&Known>) -> Duration {
         if let Some(known) = known.filter(|known| known.fingerprint == self.fingerprint) {
-            return known.stood;
+            return known.stood + self.memory().saturating_sub(known.memory);
         }
         let further = |count: usize| u32::try_from(count.saturating_sub(1)).unwrap_or(u32::MAX);
         let Size { processes, threads } = self.size;
-        let private = Duration::from_secs_f64(self.private_bytes as f64 / PRIVATE_BYTES_PER_SECOND);
         SMALL
             + EACH_PROCESS.saturating_mul(further(processes))
             + EACH_THREAD.saturating_mul(further(threads).saturating_sub(further(processes)))
-            + private
-            + time_of_shared(self.shared_bytes)
+            + self.memory()
+    }
+
+    /// How long that is for memory.
+    pub fn memory(&self) -> Duration {
+        let private = Duration::from_secs_f64(self.private_bytes as f64 / PRIVATE_BYTES_PER_SECOND);
+        private + time_of_shared(self.shared_bytes)
     }
 }
 
@@ -144,6 +150,7 @@ mod tests {
             fingerprint,
             destination: "dst".to_owned(),
             stood: Duration::from_millis(ms),
+            memory: Duration::ZERO,
         }
     }
 
@@ -161,6 +168,22 @@ mod tests {
             Duration::from_millis(33)
         );
         assert_eq!(look(1, 1, 0, 0).expected(Some(&known(8, 33))), SMALL);
+    }
+
+    #[test]
+    fn memory_that_was_added_since_takes_longer() {
+        let before = look(1, 1, 0, 64 << 20);
+        let known = Known {
+            memory: before.memory(),
+            ..known(7, 500)
+        };
+        assert_eq!(before.expected(Some(&known)), Duration::from_millis(500));
+        let after = look(1, 1, 0, 128 << 20).expected(Some(&known));
+        assert!(after > Duration::from_millis(800), "{after:?}");
+        assert_eq!(
+            look(1, 1, 0, 0).expected(Some(&known)),
+            Duration::from_millis(500)
+        );
     }
 
     #[test]

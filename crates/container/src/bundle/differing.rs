@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Workload;
 use super::lookup::{Inside, There};
-use crate::images::NeededFile;
+use crate::needed_file::NeededFile;
 
 impl Workload {
     /// Those of these files that are not on this host, or not as the container reads them, in words for an operator. What cannot be looked at

@@ -133,6 +133,7 @@ async fn try_dump(
                 fingerprint: look.fingerprint,
                 destination: to.to_owned(),
                 stood: stood.service,
+                memory: look.memory(),
             };
             let here: Vec<String> = agent
                 .instances
