@@ -84,6 +84,9 @@ pub struct Migration {
     /// TCP connections whose clients were told that they are gone; releases before say nothing of them.
     #[serde(default)]
     pub reset_connections: u64,
+    /// How long no task ran for a deep check beforehand, if there was one; releases before make none.
+    #[serde(default)]
+    pub deep_check_ms: Option<f64>,
 }
 
 /// Of connections that paused and were not drained.

@@ -29,6 +29,7 @@ use crate::nic_listeners::NicListeners;
 use crate::peers::Peers;
 use crate::proto;
 use crate::session::control::Controls;
+use crate::session::deep::DeepChecks;
 use crate::session::destination::Destinations;
 use crate::session::driver::Unfinished;
 use crate::session::partner::Partners;
@@ -77,6 +78,8 @@ pub struct Agent {
     pub watched: Watched,
     /// Sessions that would meet at a connection.
     pub turns: Turns,
+    /// Dumps that were tried and went well.
+    pub deep_checks: DeepChecks,
     /// What was decided.
     pub journal: Arc<Journal>,
     /// What fails where: nothing, but in tests.
@@ -110,6 +113,7 @@ impl Agent {
             partners: Default::default(),
             watched: Default::default(),
             turns: Default::default(),
+            deep_checks: Default::default(),
             journal: Arc::new(Journal::open(&journal)?),
             faults: Faults::default(),
             peers,

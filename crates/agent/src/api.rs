@@ -563,7 +563,7 @@ impl Control for ControlService {
 
     async fn check(&self, request: Request<CheckRequest>) -> Reply<CheckReply> {
         let request = request.into_inner();
-        reply(checks::check(&self.0, &request.name, &request.destination).await)
+        reply(checks::check(&self.0, &request.name, &request.destination, request.deep).await)
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Reply<CancelReply> {

@@ -200,11 +200,12 @@ impl Client {
         .map(drop)
     }
 
-    /// What stands in the way of moving an instance; empty if nothing does.
-    pub async fn check(&self, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
+    /// What stands in the way of moving an instance; empty if nothing does. `deep`: then the dump is tried.
+    pub async fn check(&self, name: &str, destination: &str, deep: bool) -> anyhow::Result<CheckReply> {
         let request = CheckRequest {
             name: name.to_owned(),
             destination: destination.to_owned(),
+            deep,
         };
         told(self.inner.clone().check(request).await)
     }

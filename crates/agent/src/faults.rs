@@ -69,6 +69,8 @@ impl Time {
 points! {
     /// Another agent greets this one; damaged, the answer is that of an older version.
     Hello = "hello", Open, BeforeCommit;
+    /// The source has tried the dump, and the instance is frozen for that (deep checks only).
+    SourceDeep = "source-deep", Freeze, BeforeCommit;
     /// The source is about to open the session.
     SourceOpen = "source-open", Open, BeforeCommit;
     /// The source is about to send memory ahead.

@@ -217,6 +217,8 @@ pub struct Migration {
     /// TCP connections that no process had: not accepted when the instance was frozen, or closed before all was sent. Their clients were
     /// told so by a reset.
     pub reset_connections: usize,
+    /// How long no task ran when the dump was tried before anything was sent; `None` if it was not. It is no part of the blackouts.
+    pub deep_check_ms: Option<f64>,
 }
 
 /// Of connections that were paused and not drained.
@@ -350,6 +352,7 @@ mod tests {
             method_reason: "asked for".into(),
             paused: Paused::default(),
             reset_connections: 3,
+            deep_check_ms: Some(12.5),
         };
         let json = serde_json::to_value(&migration).unwrap();
         assert_eq!(json["outcome"], "rolled-back");
@@ -357,6 +360,7 @@ mod tests {
         assert_eq!(json["method"], "pause-resume");
         assert_eq!(json["phases_ms"]["DumpRDMA"], 1.5);
         assert_eq!(json["reset_connections"], 3);
+        assert_eq!(json["deep_check_ms"], 12.5);
         assert_eq!(json["phases_ms"]["Replay"], 0.0);
         assert_eq!(json["pre_copy"]["rounds"][0]["bytes"], 5);
         assert_eq!(json["pre_copy"]["rounds"][0]["ms"], 1.25);

@@ -21,10 +21,12 @@
 
 pub mod behind;
 pub mod control;
+pub mod deep;
 pub mod destination;
 pub mod driver;
 pub mod made_again;
 pub mod members;
+pub mod open_files;
 pub mod outcome;
 pub mod partner;
 pub mod recovery;

@@ -169,7 +169,7 @@ pub enum Command {
     /// Name everything that would stop a migration, before anything is touched; or move a small program that has an RNIC open, to see
     /// whether that works here.
     #[command(
-        after_help = "Examples:\n  verbatim check web --to dst\n  verbatim check --self-test mlx5_0\n  verbatim check --self-test rxe0 --out \
+        after_help = "Examples:\n  verbatim check web --to dst\n  verbatim check --deep web --to dst\n  verbatim check --self-test mlx5_0\n  verbatim check --self-test rxe0 --out \
                       report.json\n\nExit status: 0 nothing stands in the way, or the program has moved and goes on; 1 something does, or it \
                       does not."
     )]

@@ -6,10 +6,11 @@
 //! ```
 
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE, NO_TERMINALS_VARIABLE};
+use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE, NO_TERMINALS_VARIABLE, STOP_LIMIT_VARIABLE};
 use crate::host::Host;
 use crate::name::ContainerName;
 use crate::operation::Operation;
@@ -43,6 +44,8 @@ pub struct CheckpointConfig {
     /// ([`Restore::restore`](crate::Restore::restore)), or has a place for it. Else it is left out of the images; a container that has a
     /// terminal open cannot be written down then.
     pub terminals: bool,
+    /// How many seconds CRIU tries to stop the tasks; by its own measure, 10, if `None`.
+    pub stop_limit: Option<NonZeroU32>,
 }
 
 /// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
@@ -66,6 +69,7 @@ impl Checkpoint {
             network,
             rnics,
             terminals,
+            stop_limit,
         } = config;
         let mut command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
         if lazy {
@@ -76,6 +80,9 @@ impl Checkpoint {
         }
         if !terminals {
             command.env(NO_TERMINALS_VARIABLE, "1");
+        }
+        if let Some(limit) = stop_limit {
+            command.env(STOP_LIMIT_VARIABLE, limit.to_string());
         }
         host.load_plugin(&mut command, rnics)?;
         Ok(Self(

@@ -100,6 +100,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// Why CRIU refused a container, in one line for an operator; `None` if it was not CRIU that did.
+    pub fn complaint(&self) -> Option<String> {
+        match self {
+            Self::Operation { criu_log, .. } => crate::complaint::explain(criu_log, |pid| {
+                let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+                Some(String::from_utf8_lossy(&name).trim_end().to_owned())
+            }),
+            _ => None,
+        }
+    }
+
     pub(crate) fn file(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::File {
             action,

@@ -48,6 +48,11 @@ pub(crate) const NETWORK_VARIABLE: &str = "VERBATIM_CRIU_NETWORK";
 /// [`CheckpointConfig::terminals`]: crate::CheckpointConfig::terminals
 pub(crate) const NO_TERMINALS_VARIABLE: &str = "VERBATIM_CRIU_NO_TERMINALS";
 
+/// The variable that tells the proxy of a dump how many seconds CRIU may try to stop the tasks (see [`CheckpointConfig::stop_limit`]).
+///
+/// [`CheckpointConfig::stop_limit`]: crate::CheckpointConfig::stop_limit
+pub(crate) const STOP_LIMIT_VARIABLE: &str = "VERBATIM_CRIU_STOP_LIMIT";
+
 /// The version of these messages: an agent finds the proxy of an earlier release's agent. They have had one form so far; who
 /// changes one finds out first whether the other side is of this release.
 #[cfg(test)]

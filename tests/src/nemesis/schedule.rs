@@ -288,8 +288,14 @@ fn passes(method: &str, point: &str) -> bool {
         "partner-drained",
     ];
     match method {
-        // A greeting comes at any time.
-        _ if point == "hello" || point.ends_with("-stop") || point.ends_with("-settle") => false,
+        // A greeting comes at any time, and a move tries no dump that takes long beside its blackout.
+        _ if point == "hello"
+            || point == "source-deep"
+            || point.ends_with("-stop")
+            || point.ends_with("-settle") =>
+        {
+            false
+        }
         "pause-resume" => !DRAIN.contains(&point),
         "wait-before-stop" => point != "source-pause",
         _ => !DRAIN.contains(&point) && point != "source-pause",

@@ -173,8 +173,9 @@ impl Method {
 /// All points of a migration. What is about the greeting is tested with `verbatim check`.
 pub fn points() -> Vec<Point> {
     let points = verbatim_agent::faults::Point::ALL.iter();
-    // Post-copy is tested with virtual machines.
-    let of_migration = points.filter(|point| !["hello", "destination-bring"].contains(&point.name()));
+    // Post-copy is tested with virtual machines, and deep checks by themselves.
+    let of_migration =
+        points.filter(|point| !["hello", "source-deep", "destination-bring"].contains(&point.name()));
     let point = |point: &verbatim_agent::faults::Point| {
         let name = point.name();
         let role = name.split('-').next().unwrap_or_default();

@@ -24,6 +24,7 @@ mod carried;
 mod compat;
 mod conformance;
 mod containers;
+mod deep;
 mod drain;
 mod failures;
 mod faults;
@@ -256,6 +257,7 @@ fn main() -> ExitCode {
         many::tests(),
         sleeps::tests(),
         sockets::tests(),
+        deep::tests(),
         soak::tests(),
         nemesis::tests(),
         compat::tests(),

@@ -162,6 +162,7 @@ impl Story {
             network: Some(self.network.path().to_owned()),
             rnics,
             terminals: true,
+            stop_limit: None,
         };
         Ok(Checkpoint::prepare(&self.host, config).await?)
     }

@@ -1,32 +1,38 @@
 //! A dry run: everything that would stop a migration, before anything is touched.
 
+use std::sync::Arc;
+
+use anyhow::Context;
+use verbatim_container::NeededFile;
 use verbatim_session::Role;
 
 use crate::agent::Shared;
-use crate::instances::State;
 use crate::instances::filling::{self, Missing};
 use crate::instances::machine::{self, qemu};
 use crate::instances::recovery;
 use crate::instances::storage::{Witnesses, devices, images};
-use crate::instances::{network, volumes};
+use crate::instances::{Instance, State, network, volumes};
 use crate::memory::{convergence, private, shared};
 use crate::mtu;
 use crate::peers::reason;
-use crate::proto::{CheckReply, OpenRequest};
+use crate::proto::{CheckReply, DeepCheck, OpenRequest};
 use crate::protocol::{
     FILE_ATTRIBUTES, FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, NETWORK_STATE, TERMINALS,
     VOLUMES_MOVE,
 };
+use crate::report::milliseconds;
+use crate::session::deep::expected_pause;
+use crate::session::open_files;
 use crate::session::rnics;
-use crate::session::source;
+use crate::session::source::{self, Tried};
 use crate::session::volumes::obstacle;
 
 /// Less shared memory makes no blackout longer that anybody would notice.
 const TOLD_BYTES: u64 = 4 << 20;
 
 /// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an
-/// operator.
-pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
+/// operator. `deep`: if nothing does, the dump is tried.
+pub async fn check(agent: &Shared, name: &str, destination: &str, deep: bool) -> anyhow::Result<CheckReply> {
     let instance = recovery::find(agent, name)?;
     let (mut blockers, mut notes) = (Vec::new(), Vec::new());
     let missing = filling::missing(&instance).await;
@@ -159,6 +165,8 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         None => tokio::task::spawn_blocking(move || shared::bytes_of_tree(init)).await?,
     };
     let has_soft_dirty = agent.tools.tracks_memory().await.is_ok();
+    // The destination, and what it was asked, for another question.
+    let mut asked = None;
     // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
         Ok(mut peer) => {
@@ -207,6 +215,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     false => path_mtu(agent, name).await,
                 },
                 huge_pages: source::huge_pages(&instance).await?,
+                open_files: Vec::new(),
             };
             if record.machine.is_none() && !agent.peers.can(destination, TERMINALS) {
                 let open = tokio::task::spawn_blocking(move || verbatim_container::with_terminals(init));
@@ -255,6 +264,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     "the agent of {destination} does not know swap disks of virtual machines; upgrade it"
                 ));
             }
+            asked = Some((peer.clone(), request.clone()));
             match peer.check_instance(request).await {
                 Ok(reply) => {
                     let reply = reply.into_inner();
@@ -293,7 +303,66 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         }
         Err(error) => blockers.push(format!("{error:#}")),
     }
-    Ok(CheckReply { blockers, notes })
+    let expected_pause = expected_pause(agent, &instance).await;
+    let deep = match deep {
+        false => None,
+        true if !blockers.is_empty() => Some(DeepCheck {
+            not_tried: "what stands in the way is known without it".to_owned(),
+            ..DeepCheck::default()
+        }),
+        true => {
+            let (deep, files) = try_dump(agent, &instance, destination, &mut blockers).await?;
+            if let Some((mut peer, mut request)) = asked.filter(|_| !files.is_empty()) {
+                request.open_files = open_files::write(&files, record);
+                match peer.check_instance(request).await {
+                    Ok(reply) => blockers.extend(reply.into_inner().blockers),
+                    Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
+                }
+            }
+            if !blockers.is_empty() {
+                agent.deep_checks.forget(name);
+            }
+            Some(deep)
+        }
+    };
+    Ok(CheckReply {
+        blockers,
+        notes,
+        expected_pause_ms: expected_pause.map_or(0.0, milliseconds),
+        deep,
+    })
+}
+
+/// Has CRIU write the instance down, without memory, and let it go on: how it went, and which files the instance needs at its next host. What
+/// CRIU refuses is a blocker.
+async fn try_dump(
+    agent: &Shared,
+    instance: &Arc<Instance>,
+    destination: &str,
+    blockers: &mut Vec<String>,
+) -> anyhow::Result<(DeepCheck, Vec<NeededFile>)> {
+    // Not cut off in the middle when the command line goes away.
+    let tried = tokio::spawn(source::check(
+        Arc::clone(agent),
+        Arc::clone(instance),
+        destination.to_owned(),
+    ));
+    let (tried, stood) = tried.await.context("the deep check panicked")??;
+    let mut deep = DeepCheck {
+        pause_ms: milliseconds(stood.service),
+        communication_pause_ms: milliseconds(stood.communication),
+        ..DeepCheck::default()
+    };
+    let mut needed = Vec::new();
+    match tried {
+        Tried::Fine(files) => needed = files,
+        Tried::Refused { why, log } => {
+            blockers.push(why);
+            deep.log = log.display().to_string();
+        }
+        Tried::NotTried(why) => deep.not_tried = why,
+    }
+    Ok((deep, needed))
 }
 
 async fn adopted_bytes(agent: &Shared, name: &str) -> u64 {

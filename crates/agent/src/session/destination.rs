@@ -31,6 +31,7 @@ use verbatim_session::{Phase, Role};
 
 use super::ProcessKeys;
 use super::made_again::{AllMade, Made, ToMake};
+use super::open_files;
 use super::volumes;
 use super::writer::Writer;
 use crate::agent::Shared;
@@ -237,6 +238,9 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     blockers.extend(machine::lacking(record));
     if record.machine.is_none() {
         blockers.extend(record.workload.lacking());
+        blockers.extend(tokio::task::block_in_place(|| {
+            record.workload.differing(&open_files::read(&request.open_files))
+        }));
     }
     blockers.extend(storage::unseen(&request.witnesses));
     blockers.extend(storage::devices::others(&request.devices));

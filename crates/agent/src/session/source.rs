@@ -2,7 +2,7 @@
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
 //! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`] with [`partners`], [`stop`] with [`settle`] or [`pause`], and [`commit`], with [`volumes`] beside them, the way back
-//! in [`undo`]; what is different for a virtual machine in [`machine`] and [`post_copy`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
+//! in [`undo`]; the dump tried beforehand in [`deep`]; what is different for a virtual machine in [`machine`] and [`post_copy`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod ahead;
 mod attempts;
@@ -10,6 +10,7 @@ mod cm;
 mod commit;
 mod connections;
 mod decision;
+mod deep;
 mod files;
 mod images;
 mod machine;
@@ -41,7 +42,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap};
-use verbatim_container::Checkpoint;
+use verbatim_container::{Checkpoint, NeededFile};
 use verbatim_netns::Reader;
 use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
@@ -82,6 +83,7 @@ pub use attempts::{begin, migrate};
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
+pub use deep::{Tried, check};
 pub use files::huge_pages;
 use images::Images;
 pub use machine::{look_into_images, uncompared, unknown as machine_unknown};
@@ -204,6 +206,10 @@ struct Source {
     refuses_connections: bool,
     /// Connections of clients that are reset at the commit.
     reset_connections: usize,
+    /// How long no task ran when the dump was tried before the first attempt, if it was.
+    deep_check: Option<Duration>,
+    /// Files that the destination must have, as far as that try has shown.
+    needed_files: Vec<NeededFile>,
     /// Of a container.
     checkpoint: Option<Checkpoint>,
     /// Of a virtual machine, in its place.
@@ -293,6 +299,8 @@ impl Source {
             suspended: false,
             refuses_connections: false,
             reset_connections: 0,
+            deep_check: None,
+            needed_files: Vec::new(),
             checkpoint: None,
             machine: None,
             left_behind: None,
@@ -518,6 +526,8 @@ impl Source {
             self.settled = Settled::default();
             self.paused = Paused::default();
             self.instance.end_move();
+            // What a deep check said was not all.
+            self.agent.deep_checks.forget(self.instance.name());
             Outcome::RolledBack
         };
         match self.unfinished.take() {
@@ -576,6 +586,7 @@ impl Source {
                 Outcome::Committed => self.reset_connections,
                 Outcome::RolledBack => 0,
             },
+            deep_check_ms: self.deep_check.map(milliseconds),
         }
     }
 }

@@ -28,7 +28,12 @@ pub struct CheckArguments {
     /// With --self-test: how long it may take, in seconds.
     #[arg(long, value_name = "SECONDS", requires = "self_test", default_value = "60", value_parser = super::seconds)]
     pub limit: Duration,
-    /// {"blockers": [...], "notes": [...]} instead of lines; with --self-test, what is in the file.
+    /// If nothing stands in the way: have CRIU write the instance down, without its memory, and let it go on at once. What only CRIU knows is
+    /// found so. The instance stands still for that, some ten milliseconds if it is small; how long is expected is said before, and how long
+    /// it was afterwards. It stays where it is, whatever happens.
+    #[arg(long, conflicts_with = "self_test")]
+    pub deep: bool,
+    /// {"blockers": [...], "notes": [...], "expected_pause_ms": ..., "deep": ...} instead of lines; with --self-test, what is in the file.
     #[arg(long)]
     pub json: bool,
 }

@@ -148,7 +148,12 @@ fn readable(report: &serde_json::Value) -> String {
     }
     let began = |phase: &str| report["phases_ms"][phase].as_f64().is_some_and(|ms| ms > 0.0);
     if report["outcome"] != "committed" && !Phase::ALL.map(Phase::name).into_iter().any(began) {
-        // It was refused: nothing was begun that could be counted.
+        // It was refused: nothing was begun that could be counted, but for the dump that was tried.
+        if let Some(ms) = report["deep_check_ms"].as_f64() {
+            out += &format!(
+                "it stood still for {ms:.1} ms while CRIU tried to write it down, before anything was sent\n"
+            );
+        }
         return out;
     }
     let milliseconds = |value: &serde_json::Value| format!("{:>10.1} ms", value.as_f64().unwrap_or_default());
@@ -207,6 +212,10 @@ fn readable(report: &serde_json::Value) -> String {
     ] {
         rows.push(vec![name.to_owned(), value]);
     }
+    if let Some(ms) = report["deep_check_ms"].as_f64() {
+        let value = format!("{ms:>10.1} ms, before anything was sent: beside the blackout");
+        rows.push(vec!["stood still for CRIU's try".to_owned(), value]);
+    }
     if let Some(reset) = report["reset_connections"].as_u64().filter(|count| *count > 0) {
         let value =
             format!("{reset:>10}: no process had accepted them, or they were closed with data unsent");
@@ -253,6 +262,19 @@ mod tests {
         let one_piece = private_memory(&json!({"pre_dumps": [], "private_in_one_piece": why}));
         assert_eq!(one_piece.trim_start(), "0, in one piece: the kernel does not say");
         assert!(!text.contains("converge") && !text.contains("drained"));
+    }
+
+    #[test]
+    fn a_deep_check_counts_beside_the_blackout() {
+        let report = serde_json::json!({
+            "instance": "web", "source": "a", "destination": "b", "outcome": "committed", "error": null,
+            "phases_ms": {"PreCopy": 1.25}, "service_blackout_ms": 40, "bytes": {}, "deep_check_ms": 12.25,
+        });
+        assert!(readable(&report).contains("12.2 ms, before anything was sent"));
+        let refused = serde_json::json!({"outcome": "rolled-back", "error": "why", "deep_check_ms": 12.25});
+        assert!(readable(&refused).contains("it stood still for 12.2 ms while CRIU tried to write it down"));
+        let without = serde_json::json!({"outcome": "committed", "deep_check_ms": null});
+        assert!(!readable(&without).contains("before anything was sent"));
     }
 
     #[test]

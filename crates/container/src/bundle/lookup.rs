@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
@@ -22,6 +23,28 @@ struct Mount {
     inside: PathBuf,
     /// Folders or files of the host that are seen there, the uppermost first; none where that is not known.
     sources: Vec<PathBuf>,
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum There {
+    /// A file of that length, or a folder.
+    File(u64),
+    /// Nothing.
+    Missing,
+    /// It is on a mount that only the container has, or cannot be looked at.
+    Unknown,
+}
+
+impl There {
+    /// By what the kernel says of it.
+    pub fn of(looked: io::Result<fs::Metadata>) -> Self {
+        match looked {
+            Ok(meta) => Self::File(meta.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::Missing,
+            Err(_) => Self::Unknown,
+        }
+    }
 }
 
 impl Inside {
@@ -44,6 +67,22 @@ impl Inside {
     /// Whether there is a file at a path.
     pub fn has(&self, path: &str) -> bool {
         self.find(Path::new(path)).is_some_and(|file| file.is_file())
+    }
+
+    /// What is at a path.
+    pub fn look(&self, path: &Path) -> There {
+        let covering = self
+            .mounts
+            .iter()
+            .rev()
+            .find(|mount| path.starts_with(&mount.inside));
+        if covering.is_some_and(|mount| mount.sources.is_empty()) {
+            return There::Unknown;
+        }
+        match self.find(path) {
+            Some(file) => There::of(fs::metadata(file)),
+            None => There::Missing,
+        }
     }
 
     /// Where a file is on the host.

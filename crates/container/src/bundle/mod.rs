@@ -20,6 +20,7 @@
 //! | standard output and error | `stdout` |
 
 mod device;
+mod differing;
 mod fields;
 pub(crate) mod fuzzing;
 mod lookup;

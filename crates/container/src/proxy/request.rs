@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use anyhow::Context;
 
 use super::wire::{self, Malformed, Number};
-use crate::gate::Kind;
+use crate::gate::{Kind, STOP_LIMIT_VARIABLE};
 
 /// Fields of `criu_req`.
 mod req {
@@ -42,6 +42,7 @@ mod opts {
     pub const GHOST_LIMIT: Number = 35;
     pub const EXTERNAL: Number = 37;
     pub const FREEZE_CGROUP: Number = 44;
+    pub const TIMEOUT: Number = 45;
     pub const TCP_SKIP_IN_FLIGHT: Number = 46;
     pub const LAZY_PAGES: Number = 48;
     pub const STATUS_FD: Number = 49;
@@ -228,6 +229,9 @@ pub(super) fn adapt(
     // A file whose name is gone while it has others gets one for the move, `link_remap.N` beside the old one: where it lies on what
     // moves along, the agent carries it (`check::nameless`).
     wire::put_varint(&mut ours, opts::LINK_REMAP, 1);
+    if let Some(limit) = stop_limit() {
+        wire::put_varint(&mut ours, opts::TIMEOUT, limit);
+    }
     if let Private::LeftOut { configuration } = private {
         wire::put_varint(&mut ours, opts::LAZY_PAGES, 1);
         if let Some(path) = configuration {
@@ -259,6 +263,11 @@ pub(super) fn adapt(
         work,
         _directories: directories,
     })
+}
+
+/// For how many seconds CRIU may try to stop the tasks of a dump, if that is said.
+fn stop_limit() -> Option<u64> {
+    std::env::var(STOP_LIMIT_VARIABLE).ok()?.parse().ok()
 }
 
 fn log_level() -> u64 {

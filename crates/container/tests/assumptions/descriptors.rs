@@ -59,6 +59,7 @@ pub fn the_gates_sockets(world: &mut World) {
             network: None,
             rnics: false,
             terminals: true,
+            stop_limit: None,
         };
         let taken = world
             .runtime

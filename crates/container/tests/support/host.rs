@@ -191,6 +191,7 @@ impl TestHost {
             network: self.apart.get().then(|| self.network(name)),
             rnics: false,
             terminals: true,
+            stop_limit: None,
         };
         Checkpoint::prepare(&self.host, config).await
     }

@@ -274,6 +274,7 @@ impl Recovery {
             network: None,
             rnics: false,
             terminals: true,
+            stop_limit: None,
         };
         let dumped = Dumped::take_over(&self.agent.tools, checkpoint, held).await;
         if dumped.is_err()

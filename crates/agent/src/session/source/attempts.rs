@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::ahead::Ahead;
+use super::deep::{self, Tried};
 use super::{Progress, Request, Source};
 use crate::agent::{Changed, Shared};
 use crate::instances::Instance;
@@ -13,7 +14,7 @@ use crate::report::Migration;
 use crate::session::control::{Driven, Stage};
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
-const ATTEMPTS: u32 = 3;
+pub(super) const ATTEMPTS: u32 = 3;
 
 /// Why an attempt failed.
 #[derive(Debug)]
@@ -52,6 +53,28 @@ pub async fn migrate(
     driven: Driven,
     progress: mpsc::Sender<Progress>,
 ) -> Migration {
+    let tried = deep::before_migration(&agent, &instance, &request, &driven.control, &progress).await;
+    let deep_check = tried.as_ref().map(|(_, stood)| stood.service);
+    let needed_files = match tried {
+        Some((Tried::Refused { why, log }, _)) => {
+            let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
+            source.deep_check = deep_check;
+            return source
+                .finish(Some(format!("{why}; CRIU's log: {}", log.display())))
+                .await;
+        }
+        Some((Tried::Fine(files), _)) => files,
+        // What came in between is told by the attempt, if it is still there.
+        Some((Tried::NotTried(why), _)) => {
+            tracing::info!(
+                instance = instance.name(),
+                why,
+                "the dump was not tried to its end"
+            );
+            Vec::new()
+        }
+        None => Vec::new(),
+    };
     let mut attempt = 1;
     let mut choice = Choice::first(request.method);
     let mut ahead = Ahead::default();
@@ -59,6 +82,8 @@ pub async fn migrate(
     loop {
         let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
         source.choice = choice.clone();
+        source.deep_check = deep_check;
+        source.needed_files.clone_from(&needed_files);
         // A program that changes its objects all the time is let wait with that.
         source.holds = attempt > 1;
         source.ahead = ahead;

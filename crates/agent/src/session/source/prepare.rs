@@ -23,6 +23,7 @@ use crate::proto;
 use crate::protocol::{
     IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, NETWORK_STATE, TERMINALS, VOLUMES_MOVE,
 };
+use crate::session::open_files;
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -144,6 +145,7 @@ impl Source {
                 false => 0,
             },
             huge_pages: super::huge_pages(&self.instance).await?,
+            open_files: open_files::write(&self.needed_files, self.record()),
         };
         super::look_into_images(&mut destination, &mut request).await?;
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
@@ -306,6 +308,7 @@ impl Source {
             network: self.agent.peers.can(&to, NETWORK).then(|| paths.network.clone()),
             rnics: !self.record().rnics.is_empty(),
             terminals: self.agent.peers.can(&to, TERMINALS),
+            stop_limit: None,
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),
@@ -318,7 +321,7 @@ impl Source {
     }
 
     /// From now on the program's control verbs wait.
-    async fn hold(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn hold(&mut self) -> anyhow::Result<()> {
         // Whatever becomes of it is taken back as a suspension is.
         self.suspended = true;
         let session = self.session;
@@ -342,7 +345,7 @@ impl Source {
     }
 
     /// The partners' standby queue pairs, by connection.
-    async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<u32, proto::Standby>> {
+    pub(super) async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<u32, proto::Standby>> {
         let prepared = self.partners.iter().map(|partner| {
             let mut client = partner.client.clone();
             let request = self.partner_request(partner);

@@ -43,6 +43,11 @@ impl Source {
         self.before_the_stop().await?;
         self.enter(phase);
         self.pass(point).await?;
+        self.intercept().await
+    }
+
+    /// Intercepts requests at all ends, now.
+    pub(super) async fn intercept(&mut self) -> Result<Suspended, Failure> {
         self.timeline.suspended();
         self.suspended = true;
         let marks = self.marks && !self.pauses();
@@ -88,7 +93,7 @@ impl Source {
     }
 
     /// What is not drained when the limit has come.
-    async fn drain(&self, suspended: &Suspended, sends_only: bool) -> anyhow::Result<Undrained> {
+    pub(super) async fn drain(&self, suspended: &Suspended, sends_only: bool) -> anyhow::Result<Undrained> {
         let limit = self.request.drain_timeout;
         let drained = self.participants().into_iter().map(|participant| {
             let ends = plan::connected(&self.connections, participant.ends());

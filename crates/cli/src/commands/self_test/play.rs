@@ -64,7 +64,7 @@ pub async fn play(stage: &Stage, test: &mut SelfTest) {
         return;
     }
     let blockers = async {
-        let found = here.check(NAME, HOSTS[1]).await?;
+        let found = here.check(NAME, HOSTS[1], false).await?;
         match found.blockers.first() {
             Some(blocker) => bail!("{blocker}"),
             None => anyhow::Ok(()),
