@@ -642,7 +642,7 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         hook,
     };
     // Before any other thread exists. Every file and socket is private to the daemon's user.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    verbatim_jail::umask::keep_private();
     device::be_io_flusher();
     callers::descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
