@@ -300,7 +300,7 @@ fn daemons_keep_what_they_need(lab: &TestLab) -> anyhow::Result<()> {
     for daemon in [&nic, &agent, &volumes] {
         ensure!(daemon["Umask"] == "0077", "{daemon:#?}");
     }
-    for daemon in [&nic] {
+    for daemon in [&nic, &volumes] {
         ensure!(
             (&*daemon["NoNewPrivs"], &*daemon["Seccomp"]) == ("1", "2"),
             "{daemon:#?}"
