@@ -43,16 +43,17 @@ pub struct TestLab {
 impl TestLab {
     /// Brings up a lab with these hosts.
     pub fn up(tools: &Tools, hosts: &[&str]) -> anyhow::Result<Self> {
-        Self::up_with(tools, hosts, &[], None)
+        Self::up_with(tools, hosts, &[], None, None)
     }
 
     /// The same; what these hosts run can be exchanged ([`Self::install`]), and is of these releases at first. With `volumes` each host has
-    /// a volume daemon, which copies in that way.
+    /// a volume daemon, which copies in that way. With `umask` all daemons are started with that.
     pub fn up_with(
         tools: &Tools,
         hosts: &[&str],
         releases: &[(&str, Release)],
         volumes: Option<&str>,
+        umask: Option<u32>,
     ) -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -76,7 +77,20 @@ impl TestLab {
         }
         arguments.extend(volumes.map(|transport| format!("--volumes={transport}")));
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-        lab.verbatim(&arguments)?.succeed(patience(COMMAND_LIMIT))?;
+        match umask {
+            None => lab.verbatim(&arguments)?,
+            Some(umask) => {
+                let mut command = Command::new("sh");
+                let script = format!("umask {umask:04o}; exec \"$0\" \"$@\"");
+                command
+                    .args(["-c", &script])
+                    .arg(&lab.tools.verbatim)
+                    .args(&arguments);
+                command.env("VERBATIM_LAB_NAME", &lab.name);
+                Running::start("verbatim lab up", command)?
+            }
+        }
+        .succeed(patience(COMMAND_LIMIT))?;
         lab.lab = Some(Lab::open(&lab.name)?);
         Ok(lab)
     }

@@ -125,6 +125,11 @@ pub(crate) fn make_dir(path: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(path).map_err(|source| Error::file("create", path, source))
 }
 
+/// The same for folders that a container's programs see: all of them may read these and pass through.
+pub(crate) fn make_open_dir(path: &Path) -> Result<(), Error> {
+    verbatim_jail::folders::make_open(path).map_err(|source| Error::file("create", path, source))
+}
+
 fn tail(lines: &[String]) -> String {
     if lines.is_empty() {
         String::new()

@@ -349,6 +349,11 @@ impl Runc {
         if self.takes_criu_option {
             command.arg("--criu").arg(&self.proxy);
         }
+        // What runc and CRIU make is a container's.
+        // SAFETY: the closure makes one system call, which touches nothing but the child.
+        unsafe {
+            command.pre_exec(verbatim_jail::umask::given_back());
+        }
         command
     }
 

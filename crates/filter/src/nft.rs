@@ -35,7 +35,12 @@ pub(crate) fn run(commands: &str) -> io::Result<()> {
 
 /// Takes a chain away. One that is not there is made first, so that nothing fails.
 pub(crate) fn remove(table: &str, chain: &str) -> io::Result<()> {
-    run(&format!(
+    run(&removal(table, chain))
+}
+
+/// The commands for that.
+pub(crate) fn removal(table: &str, chain: &str) -> String {
+    format!(
         "add table {table}\nadd chain {table} {chain}\nflush chain {table} {chain}\ndelete chain {table} {chain}\n"
-    ))
+    )
 }

@@ -21,7 +21,7 @@ impl PortFilter {
     /// Puts the rules in front of this network namespace's output. `folder`: the RNIC's runtime folder, which is one RNIC's at a time.
     /// `user`: the user that it runs as.
     pub fn put(folder: &Path, user: u32) -> io::Result<Self> {
-        let chain = format!("rnic{:08x}", crate::fnv(folder.as_os_str().as_encoded_bytes()));
+        let chain = chain_of(folder);
         let users = match user {
             0 => "0".to_owned(),
             user => format!("{{ 0, {user} }}"),
@@ -34,6 +34,20 @@ impl PortFilter {
         ))?;
         Ok(Self { chain })
     }
+
+    /// The commands for nft(8) that remove an RNIC's rules, whether or not they are there.
+    pub fn removal(folder: &Path) -> String {
+        nft::removal(TABLE, &chain_of(folder))
+    }
+
+    /// Leaves the rules there, for somebody else to remove.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+}
+
+fn chain_of(folder: &Path) -> String {
+    format!("rnic{:08x}", crate::fnv(folder.as_os_str().as_encoded_bytes()))
 }
 
 impl Drop for PortFilter {

@@ -80,6 +80,8 @@ pub struct NicConfig {
     /// locked, registered memory and queues included, as hardware pins them, and [`crate::run`] asks for real-time priority in the place of a
     /// nice value. Memory that is in no file is refused. Default: false.
     pub locked: bool,
+    /// Whether [`crate::run`] gives up what the RNIC does not need once it works: rights, system calls, and all paths but `/proc/PID`. Default: false.
+    pub jailed: bool,
     /// What one RNIC and one program can have.
     pub limits: Limits,
 }
@@ -98,6 +100,7 @@ impl NicConfig {
             nice: -10,
             host_number: None,
             locked: false,
+            jailed: false,
             limits: Limits::default(),
         }
     }

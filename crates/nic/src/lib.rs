@@ -44,6 +44,8 @@ mod engine;
 mod error;
 #[allow(unsafe_code)]
 mod interface;
+mod jail;
+mod leftovers;
 mod link;
 mod memory;
 mod multicast;
@@ -71,14 +73,19 @@ mod wqe;
 pub use config::{HostNumber, Limits, NicConfig, PerProgram, Port, TenantLimits};
 pub use engine::Nic;
 pub use error::NicError;
+pub use jail::calls;
 pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};
 
-/// Runs an RNIC until the process gets SIGTERM or SIGINT.
+/// Runs an RNIC until the process gets SIGTERM or SIGINT. One that is [jailed](NicConfig::jailed) takes the whole process into its jail.
 pub fn run(config: NicConfig) -> Result<(), NicError> {
     let stop = signals::termination()?;
     signals::raise_descriptor_limit();
-    let is_locked = config.locked;
+    let (is_locked, is_jailed) = (config.locked, config.jailed);
     let filtered = config.filters_users.then(|| config.runtime_dir.clone());
+    // Before it has anything that a process of its own should not have.
+    let leftovers = is_jailed
+        .then(|| leftovers::Leftovers::watch(&config.runtime_dir))
+        .flatten();
     match is_locked {
         true => verbatim_paging::enter(verbatim_paging::Urgency::RealTime)
             .iter()
@@ -92,8 +99,16 @@ pub fn run(config: NicConfig) -> Result<(), NicError> {
     if is_locked && let Some(line) = verbatim_paging::lock() {
         tracing::warn!("{line}");
     }
-    let _filter = filtered.and_then(|folder| filter_users(&folder));
-    nic.run(&stop)
+    let filter = filtered.and_then(|folder| filter_users(&folder));
+    if is_jailed {
+        jail::enter(is_locked);
+    }
+    let ended = nic.run(&stop);
+    if let Some(leftovers) = leftovers {
+        // In its jail it cannot do that itself.
+        leftovers.remove(filter.map(verbatim_filter::PortFilter::leave));
+    }
+    ended
 }
 
 /// Without the right to do so, or without nft(8), the RNIC works all the same, and users can write packets to partners.

@@ -111,6 +111,7 @@ fn say(line: &str) {
 fn nic_part(folder: &str) {
     let mut config = NicConfig::new(folder);
     config.port = Port::Address(NIC_ADDRESS.into());
+    config.jailed = !support::is_sanitized();
     verbatim_nic::run(config).expect("the RNIC runs");
     say("ended");
 }

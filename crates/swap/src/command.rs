@@ -207,6 +207,7 @@ pub struct AttachArguments {
 pub fn memory(command: MemoryCommand) -> anyhow::Result<ExitCode> {
     match command {
         MemoryCommand::Serve(arguments) => {
+            verbatim_jail::umask::keep_private();
             let config = Config {
                 name: own_name(arguments.name)?,
                 config_dir: arguments.config_dir,
@@ -326,6 +327,8 @@ fn own_name(given: Option<String>) -> anyhow::Result<String> {
 }
 
 fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
+    // This command becomes the disk's process, or makes its folders and log.
+    verbatim_jail::umask::keep_private();
     let absolute = |path: &PathBuf| std::path::absolute(path);
     let name = arguments.name.unwrap_or_else(|| arguments.host.clone());
     anyhow::ensure!(

@@ -15,6 +15,7 @@ use crate::control::{Order, Outcome, Row, is_nobody_there, order};
 use crate::daemon::{self, Config};
 use crate::device;
 use crate::faults::Hook;
+use crate::jail;
 use crate::transport::{Carriage, Transport, Wanted};
 
 /// Interval at which a command that waits for a move looks at its progress.
@@ -351,6 +352,9 @@ pub struct DaemonArguments {
     /// --runtime-dir.
     #[arg(long, value_name = "DEVICE")]
     pub copy_device: Option<String>,
+    /// Keep all rights of the user that starts it. Otherwise the daemon gives up what it does not need, see docs/security.md.
+    #[arg(long)]
+    pub no_jail: bool,
 }
 
 /// Runs the command. `hook` is for the daemon.
@@ -642,9 +646,13 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         hook,
     };
     // Before any other thread exists. Every file and socket is private to the daemon's user.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    verbatim_jail::umask::keep_private();
     device::be_io_flusher();
     callers::descriptors();
+    match arguments.no_jail {
+        true => tracing::warn!("the volume daemon keeps all rights of its user (--no-jail)"),
+        false => jail::enter(),
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         // Orders that wait for disks, and writes of files, have one thread each.

@@ -15,7 +15,6 @@ mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -212,11 +211,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let make = |path: &PathBuf| {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
     };
-    if !config.runtime_dir.exists() {
-        make(&config.runtime_dir)?;
-        // Other daemons have sockets there, too.
-        std::fs::set_permissions(&config.runtime_dir, std::fs::Permissions::from_mode(0o755))?;
-    }
+    // Other daemons have sockets there, too.
+    verbatim_jail::folders::reachable(&config.runtime_dir)
+        .with_context(|| format!("cannot make {}", config.runtime_dir.display()))?;
     make(&config.state_dir)?;
     make(&config.runtime_dir.join("volumes"))?;
     let _lock = lock(&config)?;

@@ -36,6 +36,7 @@ mod disk;
 pub mod faults;
 pub mod folder;
 pub mod fuzzing;
+mod jail;
 pub mod nbd;
 mod outlet;
 mod own_thread;

@@ -31,6 +31,7 @@ mod faults;
 mod files;
 mod gids;
 mod identity;
+mod jail;
 mod libvirt;
 mod lost_rnic;
 mod machines;
@@ -92,6 +93,8 @@ struct Test {
     injects_faults: bool,
     /// Each host has a volume daemon, which copies in that way.
     volumes: Option<&'static str>,
+    /// Its hosts' daemons are started with this umask.
+    umask: Option<u32>,
     body: Body,
 }
 
@@ -109,6 +112,7 @@ impl Test {
             longest: LONGEST,
             injects_faults: false,
             volumes: None,
+            umask: None,
             body: Box::new(body),
         }
     }
@@ -164,7 +168,7 @@ impl Test {
             true => &tools.that_fail_on_order(),
             false => tools,
         };
-        let lab = TestLab::up_with(tools, self.hosts, &self.releases, self.volumes)?;
+        let lab = TestLab::up_with(tools, self.hosts, &self.releases, self.volumes, self.umask)?;
         let _deadline = (!self.only_on_demand).then(|| Deadline::of(&self.name, self.longest));
         let body = self.body;
         // A panic must not hide the logs.
@@ -254,6 +258,7 @@ fn main() -> ExitCode {
         rnic_again::tests(),
         robustness::tests(),
         identity::tests(),
+        jail::tests(),
         many::tests(),
         sleeps::tests(),
         sockets::tests(),

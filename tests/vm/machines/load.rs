@@ -53,7 +53,7 @@ pub fn run(is_volume: bool) -> anyhow::Result<()> {
     let moves = moves()?;
     let tools = Tools::find()?.that_fail_on_order();
     let image = image()?;
-    let lab = TestLab::up_with(&tools, HOSTS, &[], is_volume.then_some("tls"))?;
+    let lab = TestLab::up_with(&tools, HOSTS, &[], is_volume.then_some("tls"), None)?;
     let disk = match is_volume {
         true => Disk::volume(&lab)?,
         false => Disk::file()?,

@@ -314,6 +314,8 @@ impl Home {
             let made = whole::explained(path, std::fs::create_dir_all(path));
             made.with_context(|| format!("cannot make {}", path.display()))?;
         }
+        // The container's programs may be of any user. Where a tmpfs is mounted there, it has this mode, too.
+        std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
         self.mount_files(config)?;
         self.listen(guests, resolver)?;
         let name = self.record.name.as_str();
@@ -405,7 +407,7 @@ impl Home {
     pub fn furnish(&self, config: &Config, origin: Origin) -> anyhow::Result<()> {
         if self.record.machine.is_none() {
             let library = self.paths.folder.join(LIBRARY);
-            std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
+            verbatim_jail::folders::make_open(library.parent().expect("it has a folder"))?;
             whole::explained(&library, std::fs::copy(&config.library, &library)).with_context(|| {
                 format!(
                     "cannot copy the guest library {}; build it, or name it with --library",
@@ -422,6 +424,8 @@ impl Home {
             PermissionsExt::from_mode(0o666),
         )?;
         let output = std::fs::File::create(self.output())?;
+        // As programs know it.
+        output.set_permissions(PermissionsExt::from_mode(0o644))?;
         if self.record.machine.is_none() {
             // The program opens it by its name, whoever it runs as.
             let (user, group) = self.record.workload.user();

@@ -51,6 +51,10 @@ pub struct NicRunArguments {
     /// locked, as hardware pins them, and it has real-time priority instead of a nice value. Memory that is in no file is refused.
     #[arg(long)]
     pub locked: bool,
+    /// Keep all rights of the user that starts it: on a kernel, or under a debugger, where an RNIC does not work without them. Otherwise it gives
+    /// up what it does not need once it works, see docs/security.md.
+    #[arg(long)]
+    pub no_jail: bool,
     /// Which part of the queue pair numbers and memory keys this RNIC gives: another one on each host, so that what moves here
     /// with its numbers finds them free. Default: made of the port's address.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_HOST_NUMBER",

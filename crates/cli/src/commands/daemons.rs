@@ -13,6 +13,7 @@ pub const CRIU_PLUGIN: &str = "libverbatim_criu_plugin.so";
 
 /// Runs the agent until it is told to stop.
 pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow::Result<ExitCode> {
+    verbatim_jail::umask::keep_private();
     let name = match arguments.name {
         Some(name) => name,
         None => std::fs::read_to_string("/proc/sys/kernel/hostname")

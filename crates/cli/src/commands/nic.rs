@@ -26,7 +26,9 @@ pub fn run(arguments: NicArguments) -> anyhow::Result<ExitCode> {
 
 /// Runs the software RNIC until it is told to stop.
 fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
-    std::fs::create_dir_all(&arguments.runtime_dir)
+    verbatim_jail::umask::keep_private();
+    // Programs of every user reach its socket there.
+    verbatim_jail::folders::reachable(&arguments.runtime_dir)
         .with_context(|| format!("cannot make {}", arguments.runtime_dir.display()))?;
     let mut config = NicConfig::new(&arguments.runtime_dir);
     config.port = match arguments.address {
@@ -41,6 +43,10 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
     }
     config.nice = arguments.nice;
     config.locked = arguments.locked;
+    config.jailed = !arguments.no_jail;
+    if arguments.no_jail {
+        tracing::warn!("the RNIC keeps all rights of its user (--no-jail)");
+    }
     config.host_number = arguments.host_number.and_then(HostNumber::new);
     let limits = &mut config.limits;
     let one = &mut limits.per_program;

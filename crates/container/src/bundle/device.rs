@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::MountFlags;
 
-use crate::error::{Error, make_dir};
+use crate::error::{Error, make_open_dir};
 use crate::rnic::Node;
 
 /// A device that containers get. CRIU can restore a descriptor of it, unless it is an RNIC's.
@@ -77,7 +77,7 @@ pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
 
 /// Makes the nodes in `dir`, those of `rnics` and of the host's own `more` among them, and returns them.
 pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Vec<Device>, Error> {
-    make_dir(&dir.join("infiniband"))?;
+    make_open_dir(&dir.join("infiniband"))?;
     let nodes = rnics.iter().map(|node| Device {
         name: format!("infiniband/{}", node.name).into(),
         is_block: false,
@@ -93,7 +93,7 @@ pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Ve
         .collect();
     for device in &devices {
         let path = dir.join(&*device.name);
-        make_dir(path.parent().expect("it lies in `dir`"))?;
+        make_open_dir(path.parent().expect("it lies in `dir`"))?;
         make_node(&path, device)?;
     }
     for (name, target) in [
@@ -107,7 +107,7 @@ pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Ve
         std::os::unix::fs::symlink(target, &path).map_err(|source| Error::file("link", &path, source))?;
     }
     for mount_point in ["shm", "pts"] {
-        make_dir(&dir.join(mount_point))?;
+        make_open_dir(&dir.join(mount_point))?;
     }
     if rnics.is_empty() {
         make_node(&dir.join(UVERBS), &DEFAULT[0])?;

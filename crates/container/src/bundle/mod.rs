@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, make_dir};
+use crate::error::{Error, make_dir, make_open_dir};
 use crate::name::ContainerName;
 
 /// A FIFO in the runtime folder. If there is one when a container starts, and [`Bundle::tells_start`], it is opened, and closed when the
@@ -263,7 +263,7 @@ impl Bundle {
                 make_run(&run, binds)?;
                 let inside = config.folders.iter().map(|folder| folder.inside.as_path());
                 for mount_point in inside.filter_map(|inside| in_run(&run, inside)) {
-                    make_dir(&mount_point)?;
+                    make_open_dir(&mount_point)?;
                 }
                 spec::for_command(config, &rootfs, &run, &dev, &devices, args, env, cwd, binds)?
             }
@@ -312,15 +312,15 @@ impl Bundle {
 ///
 /// There is nothing in it but what is mounted there.
 fn make_run(run: &Path, binds: &[Bind]) -> Result<(), Error> {
-    make_dir(&in_run(run, Path::new(RUNTIME_INSIDE)).expect("it lies in /run"))?;
+    make_open_dir(&in_run(run, Path::new(RUNTIME_INSIDE)).expect("it lies in /run"))?;
     for part in binds {
         let Some(mount_point) = in_run(run, &part.path) else {
             continue;
         };
         if part.path.is_dir() {
-            make_dir(&mount_point)?;
+            make_open_dir(&mount_point)?;
         } else {
-            make_dir(mount_point.parent().expect("it lies in a folder"))?;
+            make_open_dir(mount_point.parent().expect("it lies in a folder"))?;
             std::fs::File::create(&mount_point)
                 .map_err(|source| Error::file("create", &mount_point, source))?;
         }
@@ -339,7 +339,7 @@ fn in_run(run: &Path, path: &Path) -> Option<PathBuf> {
 fn bind_root(rootfs: &Path) -> Result<(), Error> {
     bind_alone(Path::new("/"), rootfs)?;
     // runc mounts a folder of ours there; below the host's own mount, if it has one, it must exist, too.
-    make_dir(&rootfs.join("run"))?;
+    make_open_dir(&rootfs.join("run"))?;
     rustix::mount::mount_remount(rootfs, MountFlags::BIND | MountFlags::RDONLY, "")
         .map_err(|errno| Error::file("make read-only", rootfs, errno.into()))
 }

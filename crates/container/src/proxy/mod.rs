@@ -50,6 +50,8 @@ pub fn criu_proxy_main() -> ! {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let gate = std::env::var_os(crate::gate::GATE_VARIABLE).map(PathBuf::from);
     let is_worker = arguments.len() == 2 && arguments[0] == "swrk" && arguments[1] == "3";
+    // Of its own files and sockets.
+    verbatim_jail::umask::keep_private();
     let code = match gate {
         Some(gate) if is_worker => match relay::run(&gate) {
             Ok(code) => code,
@@ -78,7 +80,14 @@ fn real_criu() -> anyhow::Result<PathBuf> {
 /// Becomes the real CRIU; returns only if that fails.
 fn exec_criu(arguments: &[OsString]) -> anyhow::Error {
     match real_criu() {
-        Ok(criu) => Command::new(criu).args(arguments).exec().into(),
+        Ok(criu) => {
+            let mut command = Command::new(criu);
+            // SAFETY: the closure makes one system call.
+            unsafe {
+                command.pre_exec(verbatim_jail::umask::given_back());
+            }
+            command.args(arguments).exec().into()
+        }
         Err(error) => error,
     }
 }
@@ -113,6 +122,8 @@ fn start_criu() -> anyhow::Result<(Child, Socket)> {
     // SAFETY: between fork and exec only `setns` and `dup2` are called, which are async-signal-safe; the descriptors are open in the
     // child, and `dup2` gives number 3 no close-on-exec flag.
     unsafe {
+        // CRIU has the umask that runc had.
+        command.pre_exec(verbatim_jail::umask::given_back());
         command.pre_exec(move || {
             enter()?;
             match libc::dup2(number, RPC_FD) {

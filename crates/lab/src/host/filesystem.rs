@@ -17,7 +17,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -35,7 +35,9 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
     }
 
     let state = host_dir.join("state");
-    fs::create_dir_all(&state).map_err(Error::io(format!("make {}", state.display())))?;
+    fs::create_dir_all(&state)
+        .and_then(|()| fs::set_permissions(&state, fs::Permissions::from_mode(0o700)))
+        .map_err(Error::io(format!("make {}", state.display())))?;
 
     // Before anything else: what is mounted here must not show up on the machine. What the machine mounts later shows up here, as on
     // any host.
@@ -80,10 +82,12 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
                 .open(tls.join(file))?;
             io::Write::write_all(&mut to, content)?;
         }
-        fs::write(
-            runtime.join("hosts.json"),
-            serde_json::to_vec_pretty(&directory(config))?,
-        )?;
+        let mut hosts = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o644)
+            .open(runtime.join("hosts.json"))?;
+        io::Write::write_all(&mut hosts, &serde_json::to_vec_pretty(&directory(config))?)?;
         name_hosts(config)
     };
     fill().map_err(Error::io(format!("fill {RUNTIME_DIR}")))

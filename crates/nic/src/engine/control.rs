@@ -116,7 +116,7 @@ pub struct Clients {
 }
 
 fn spare_descriptor() -> Option<OwnedFd> {
-    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()
 }
 
 impl Clients {

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
+use verbatim_jail::procfs;
 use verbatim_seqpacket::{Credentials, Process};
 
 /// The process's memory cannot be reached: it is gone, or the address is not mapped so.
@@ -71,7 +72,7 @@ fn open_memory(credentials: Credentials, process: &Process) -> rustix::io::Resul
     if credentials.pid <= 0 {
         return Err(rustix::io::Errno::SRCH);
     }
-    let folder = format!("/proc/{}", credentials.pid);
+    let folder = procfs::path(&credentials.pid.to_string());
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let memory = rustix::fs::open(format!("{folder}/mem"), flags, Mode::empty())?;
     // It may have executed a program of another user since it sent the message: the memory would be that program's. Its
