@@ -12,6 +12,7 @@ use verbatim_seqpacket::Process;
 
 use crate::behind::Behinds;
 use crate::config::Config;
+use crate::confirming::Confirming;
 use crate::datagrams::{self, Datagrams};
 use crate::directory::HostEntry;
 use crate::faults::Faults;
@@ -61,6 +62,8 @@ pub struct Agent {
     pub instances: Instances,
     /// The sockets over which they reach the RNIC.
     pub nic_listeners: Arc<NicListeners>,
+    /// Whether queue pairs here and at other hosts name each other.
+    pub confirming: Confirming,
     /// This host's RNIC, for memory on its way.
     pub rnic: Arc<Rnic>,
     /// Migrations that this host drives.
@@ -97,6 +100,7 @@ impl Agent {
             held: Default::default(),
             tools,
             instances: Instances::new(Away::open(&config.state_dir.join("away"))?),
+            confirming: Confirming::default(),
             nic_listeners: Arc::new(NicListeners::new(config.nic_socket())),
             rnic: Arc::new(Rnic::new(Which {
                 runtime: config.runtime_dir.clone(),

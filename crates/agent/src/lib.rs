@@ -22,6 +22,7 @@ mod beneath;
 mod caller;
 pub mod client;
 mod config;
+mod confirming;
 mod datagrams;
 mod directory;
 pub mod faults;
@@ -75,6 +76,7 @@ pub mod proto {
 
 pub use allocator::share_freed_memory;
 pub use config::Config;
+pub use confirming::ConfirmPeers;
 pub use protocol::{PROTOCOL, PROTOCOLS};
 pub use run::{raise_priority, run};
 
