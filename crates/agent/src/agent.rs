@@ -12,7 +12,6 @@ use verbatim_seqpacket::Process;
 
 use crate::behind::Behinds;
 use crate::config::Config;
-use crate::confirming::Confirming;
 use crate::datagrams::{self, Datagrams};
 use crate::directory::HostEntry;
 use crate::faults::Faults;
@@ -27,6 +26,7 @@ use crate::journal::Journal;
 use crate::memory::bulk::Rnic;
 use crate::memory::promised::Room;
 use crate::nic_listeners::NicListeners;
+use crate::peer_questions::Confirming;
 use crate::peers::Peers;
 use crate::proto;
 use crate::session::control::Controls;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 
-use crate::confirming::ConfirmPeers;
+use crate::confirm_peers::ConfirmPeers;
 
 /// What an agent is told when it starts.
 #[derive(Debug, Clone)]

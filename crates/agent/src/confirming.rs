@@ -9,30 +9,24 @@
 //! asker's does, and is believed: it comes from the host where the asker is, by its certificate. So one question confirms both ends
 //! where both are connected. Questions are few at a time, of each tenant and in all: the RNIC sees to that.
 
-mod policy;
-mod rnic;
-
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::Context;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tonic::Code;
-use tonic::transport::Channel;
 use verbatim_channel::Endpoint;
 use verbatim_device::control::{
     MAX_PEER_PAIRS, PeerAnswer, PeerPair, PeerQuestion, PeerStanding, PeerVerdict, QpEnd,
 };
 
-pub use self::policy::ConfirmPeers;
-use self::rnic::{Rnic, Taken};
 use crate::agent::{Agent, Shared};
+use crate::confirm_peers::ConfirmPeers;
 use crate::kernel_rnics;
 use crate::nic_listeners::{Arrivals, hangup, is_absent};
+use crate::peer_questions::{Taken, take_questions};
 use crate::proto::confirm_peers_reply::Standing;
-use crate::proto::peer_client::PeerClient;
 use crate::proto::{self, ConfirmPeersReply, LinksRequest, links_request};
 use crate::protocol::CONFIRM_PEERS;
 
@@ -42,49 +36,8 @@ const ASK_LIMIT: Duration = Duration::from_secs(3);
 /// An RNIC that is there and does not do its part is asked again after this time at the latest.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Of each tenant, and of each host, so much is in the log, however often something is wrong.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Whose lines are remembered.
-const MOST_LOGGED: usize = 1024;
-
 /// Questions that wait for a task: as many as an RNIC has under way.
 const QUESTIONS: usize = 4096;
-
-/// What an agent keeps for it.
-#[derive(Debug, Default)]
-pub struct Confirming {
-    rnic: Rnic,
-    /// The agents of other hosts that can answer.
-    clients: Mutex<HashMap<String, PeerClient<Channel>>>,
-    logged: Mutex<HashMap<String, Instant>>,
-}
-
-impl Confirming {
-    fn client(&self, host: &str) -> Option<PeerClient<Channel>> {
-        self.lock_clients().get(host).cloned()
-    }
-
-    fn lock_clients(&self) -> std::sync::MutexGuard<'_, HashMap<String, PeerClient<Channel>>> {
-        self.clients.lock().expect("no panic under this lock")
-    }
-
-    /// Whether a line of this one is due.
-    fn may_log(&self, of: &str) -> bool {
-        let mut logged = self.logged.lock().expect("no panic under this lock");
-        let lately = |at: &Instant| at.elapsed() < LOG_INTERVAL;
-        if logged.get(of).is_some_and(lately) {
-            return false;
-        }
-        if logged.len() >= MOST_LOGGED {
-            logged.retain(|_, at| lately(at));
-        }
-        logged.len() < MOST_LOGGED && {
-            logged.insert(of.to_owned(), Instant::now());
-            true
-        }
-    }
-}
 
 /// Answers each RNIC that comes, for ever.
 pub async fn watch(agent: Shared) -> anyhow::Result<()> {
@@ -96,7 +49,7 @@ pub async fn watch(agent: Shared) -> anyhow::Result<()> {
     let arrivals = Arrivals::of(&nic).context("cannot watch for the RNIC")?;
     loop {
         let path = nic.clone();
-        let taken = tokio::task::spawn_blocking(move || rnic::take_questions(&path, QUESTIONS));
+        let taken = tokio::task::spawn_blocking(move || take_questions(&path, QUESTIONS));
         match taken.await.context("connecting to the RNIC panicked")? {
             Ok(Taken::Questions(questions)) => answer_all(&agent, questions).await,
             Ok(Taken::TooOld(connection)) => {
@@ -271,12 +224,12 @@ async fn call(agent: &Agent, host: &str, request: LinksRequest) -> anyhow::Resul
         match client.confirm_peers(request.clone()).await {
             Ok(reply) => {
                 if !is_kept {
-                    agent.confirming.lock_clients().insert(host.to_owned(), client);
+                    agent.confirming.keep(host, client);
                 }
                 return Ok(Some(reply.into_inner()));
             }
             Err(status) => {
-                agent.confirming.lock_clients().remove(host);
+                agent.confirming.forget(host);
                 match status.code() {
                     // Another one has come, or it was exchanged for an earlier one.
                     Code::Unavailable | Code::Unimplemented if is_kept => {}

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::directory::address_of;
-use crate::gids::Gid;
+
+/// A GID in network byte order.
+type Gid = [u8; 16];
 
 /// Which other ends have to be confirmed before this host's RNIC sends to them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
