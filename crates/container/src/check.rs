@@ -218,7 +218,7 @@ fn with_nested(init_pid: i32, mut processes: BTreeMap<i32, Process>) -> io::Resu
 
 /// Reads a file of `/proc`. Programs and files may have names that are not UTF-8: what is not is replaced, in words for an
 /// operator and in nothing else.
-fn read_text(path: &Path) -> io::Result<String> {
+pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     let bytes = fs::read(path)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -99,16 +99,35 @@ pub enum Error {
     Gate(#[from] verbatim_seqpacket::Error),
 }
 
+/// Why CRIU refused a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Complaint {
+    /// In one line for an operator.
+    pub why: String,
+    /// It may be over by the next time.
+    pub passes: bool,
+}
+
 impl Error {
     /// Why CRIU refused a container, in one line for an operator; `None` if it was not CRIU that did.
-    pub fn complaint(&self) -> Option<String> {
-        match self {
-            Self::Operation { criu_log, .. } => crate::complaint::explain(criu_log, |pid| {
-                let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
-                Some(String::from_utf8_lossy(&name).trim_end().to_owned())
-            }),
-            _ => None,
-        }
+    pub fn complaint(&self) -> Option<Complaint> {
+        let Self::Operation { criu_log, .. } = self else {
+            return None;
+        };
+        // Where CRIU has warned only, somebody else has failed.
+        let errors: Vec<String> = criu_log
+            .iter()
+            .filter(|line| line.contains("Error"))
+            .cloned()
+            .collect();
+        let why = crate::complaint::explain(&errors, |pid| {
+            let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+            Some(String::from_utf8_lossy(&name).trim_end().to_owned())
+        })?;
+        Some(Complaint {
+            passes: crate::complaint::passes(&why),
+            why,
+        })
     }
 
     pub(crate) fn file(action: &'static str, path: &Path, source: io::Error) -> Self {

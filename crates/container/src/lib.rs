@@ -83,7 +83,7 @@ pub use check::{
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
 pub use descriptors::Descriptors;
-pub use error::Error;
+pub use error::{Complaint, Error};
 pub use fingerprint::{Size, fingerprint};
 pub use host::{Host, HostConfig};
 pub use images::FileImages;

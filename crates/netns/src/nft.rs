@@ -21,8 +21,8 @@ const ELEMENT: u16 = 1;
 const NAME: u16 = 1;
 const TABLE_NAME: u16 = 1;
 
-/// Tables whose names begin with this are Verbatim's own (crate `filter`, module `moving`): they are no part of the instance.
-const OWN: &str = "verbatim_";
+/// Tables of Verbatim's own (crate `filter`, module `moving`): they are no part of the instance.
+const OWN: [&str; 2] = ["inet verbatim_arrivals", "inet verbatim_loopback"];
 
 /// Families of tables by their numbers (`NFPROTO_INET` …, `linux/netfilter.h`), as nft(8) calls them.
 const FAMILIES: [(u8, &str); 6] = [
@@ -44,7 +44,8 @@ fn tables() -> Vec<String> {
         let name = attribute(table.get(HEADER..)?, TABLE_NAME)?;
         let name = String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name)).into_owned();
         let (_, family) = FAMILIES.iter().find(|(number, _)| *number == table[0])?;
-        (!name.starts_with(OWN)).then(|| format!("{family} {name}"))
+        let table = format!("{family} {name}");
+        (!OWN.contains(&table.as_str())).then_some(table)
     });
     named.collect()
 }
@@ -54,10 +55,10 @@ fn without_own(ruleset: &str) -> String {
     let mut kept = String::with_capacity(ruleset.len());
     let mut is_own = false;
     for line in ruleset.split_inclusive('\n') {
-        let name = line
+        let table = line
             .strip_prefix("table ")
-            .and_then(|rest| rest.split(' ').nth(1));
-        is_own |= name.is_some_and(|name| name.starts_with(OWN));
+            .and_then(|rest| rest.trim_end().strip_suffix(" {"));
+        is_own |= table.is_some_and(|table| OWN.contains(&table));
         if !is_own {
             kept.push_str(line);
         }
@@ -200,10 +201,10 @@ mod tests {
     #[test]
     fn own_tables_are_left_out() {
         let ruleset = "table inet verbatim_arrivals {\n\tchain input {\n\t}\n}\ntable ip nat {\n\tchain verbatim_ {\n\t}\n}\n\
-                       table ip6 verbatim_loopback {\n}\n";
+                       table inet verbatim_loopback {\n}\ntable inet verbatim_mine {\n}\n";
         assert_eq!(
             without_own(ruleset),
-            "table ip nat {\n\tchain verbatim_ {\n\t}\n}\n"
+            "table ip nat {\n\tchain verbatim_ {\n\t}\n}\ntable inet verbatim_mine {\n}\n"
         );
         assert_eq!(without_own(""), "");
     }

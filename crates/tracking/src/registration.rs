@@ -29,6 +29,9 @@ const STILL_LIMIT: Duration = Duration::from_millis(20);
 /// More new mappings than this are registered while the process runs: each takes some microseconds.
 const MOST_STILL: usize = 512;
 
+/// A process with more mappings than this runs on while new ones are registered: to read them takes some microseconds each.
+const MOST_MAPPINGS: usize = 4096;
+
 /// The mappings of one process that are registered, by the last look.
 #[derive(Debug, Default)]
 pub struct Registration {
@@ -61,7 +64,9 @@ impl Registration {
             registered.extend(register_all(armed, &new));
             (mappings, new) = self.again(armed, pagemap, &of, &registered)?;
         }
-        if !new.is_empty() {
+        if mappings.len() > MOST_MAPPINGS {
+            registered.extend(register_all(armed, &new));
+        } else if !new.is_empty() {
             let still = while_still(armed.pid(), STILL_LIMIT, || {
                 let (mappings, new) = self.again(armed, pagemap, &of, &registered)?;
                 let more = register_all(armed, &new);

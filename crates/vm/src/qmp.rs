@@ -109,10 +109,7 @@ impl Qmp {
     pub async fn of(stream: UnixStream) -> Result<Self> {
         let (reader, writer) = stream.into_split();
         let mut lines = Lines(BufReader::new(reader));
-        let greeting = in_time("greeted", ANSWER, lines.next()).await?;
-        if greeting.get("QMP").is_none() {
-            return Err(Error::Malformed(greeting.to_string()));
-        }
+        in_time("greeted", ANSWER, greeted(&mut lines)).await?;
         let (events, _) = broadcast::channel(EVENTS);
         let waiting = Arc::new(Mutex::new(Some(HashMap::new())));
         let reader = tokio::spawn(read(lines, waiting.clone(), events.clone()));
@@ -210,6 +207,20 @@ impl Qmp {
         serde_json::from_value(returned)
             .map_err(|error| Error::Malformed(format!("the answer to `{command}`: {error}")))
     }
+}
+
+/// Reads QEMU's greeting. Events come before it where they were for the client before, which has gone.
+async fn greeted(lines: &mut Lines) -> Result<()> {
+    for _ in 0..EVENTS {
+        let line = lines.next().await?;
+        if line.get("QMP").is_some() {
+            return Ok(());
+        }
+        if line.get("event").is_none() {
+            return Err(Error::Malformed(line.to_string()));
+        }
+    }
+    Err(Error::Malformed("events, and no greeting".to_owned()))
 }
 
 impl Connection {
@@ -321,6 +332,8 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut theirs = BufReader::new(theirs);
         let connected = tokio::spawn(Qmp::of(ours));
+        // Of the client before.
+        say(&mut theirs, r#"{"event": "BLOCK_JOB_COMPLETED", "data": {}}"#).await;
         say(
             &mut theirs,
             r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#,

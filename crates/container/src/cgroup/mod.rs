@@ -27,6 +27,7 @@ mod beside;
 mod find;
 mod freezer;
 mod kill;
+mod processors;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use beside::CgroupBeside;
+pub(crate) use processors::processors_of;
 
 /// Where cgroups are mounted: one hierarchy, or, with version 1, one in each subdirectory.
 const MOUNTED: &str = "/sys/fs/cgroup";

@@ -88,7 +88,7 @@ fn nested(init: i32, pid: i32) -> Vec<String> {
 
 /// Its first thread has ended, and others have not.
 fn dead_leader(pid: i32) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = super::read_text(format!("/proc/{pid}/status")).ok()?;
     let threads: u32 = line(&status, "Threads:")?.parse().ok()?;
     // A process that ends has such a moment, too.
     let is_dead = line(&status, "State:")?.starts_with('Z') && threads > 1;
@@ -100,7 +100,7 @@ fn dead_leader(pid: i32) -> Option<String> {
 
 /// The leader of its session has ended.
 fn lost_session(pid: i32, all: &BTreeMap<i32, Process>) -> Option<String> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = super::read_text(format!("/proc/{pid}/stat")).ok()?;
     let session = session_of(&stat)?;
     // 0: it is of outside of the container.
     let is_lost = session != 0 && !all.contains_key(&session) && is_of_container(pid);
@@ -111,7 +111,7 @@ fn lost_session(pid: i32, all: &BTreeMap<i32, Process>) -> Option<String> {
 
 /// Whether the session of a process has a number within its container.
 fn is_of_container(pid: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = super::read_text(format!("/proc/{pid}/status")).unwrap_or_default();
     let inner = line(&status, "NSsid:").and_then(|numbers| numbers.split_ascii_whitespace().next_back());
     inner.is_some_and(|inner| inner != "0")
 }
@@ -195,7 +195,7 @@ impl Watch {
         if self.handle.is_empty() {
             return Some("which the kernel gives no handle for");
         }
-        let mountinfo = fs::read_to_string(format!("/proc/{init}/mountinfo")).ok()?;
+        let mountinfo = super::read_text(format!("/proc/{init}/mountinfo")).ok()?;
         let device = format!("{}:{}", self.device >> 20, self.device & 0xf_ffff);
         let point = mountinfo.lines().find_map(|line| {
             let mut words = line.split(' ');

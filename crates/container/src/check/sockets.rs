@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -64,6 +65,14 @@ pub(super) fn problems(init: i32, processes: &BTreeMap<i32, Process>) -> Vec<Str
                     process.command
                 ));
             }
+            if protocol.starts_with("TCP")
+                && let Some(upper) = upper_protocol(*pid, &descriptor)
+            {
+                problems.push(format!(
+                    "process {pid} ({}): descriptor {descriptor} is a TCP socket whose data the kernel changes ({upper}), which CRIU does not keep; have the program do that by itself (OpenSSL: without `SSL_OP_ENABLE_KTLS`)",
+                    process.command
+                ));
+            }
             if protocol.starts_with("UNIX") {
                 of_unix.push((*pid, descriptor.clone(), inode));
             }
@@ -122,11 +131,31 @@ fn protocol(path: &Path) -> Option<String> {
     Some(String::from_utf8_lossy(&name[..end]).into_owned())
 }
 
+/// The upper layer protocol of a TCP socket (`TCP_ULP`: `tls`), if it has one.
+fn upper_protocol(pid: i32, descriptor: &str) -> Option<String> {
+    let socket = socket_of(pid, descriptor)?;
+    let mut name = [0; 16];
+    let length = crate::sockopt::get(
+        std::os::fd::AsFd::as_fd(&socket),
+        libc::IPPROTO_TCP,
+        libc::TCP_ULP,
+        &mut name,
+    );
+    let name = name.get(..length.ok()?)?;
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    (end > 0).then(|| String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+/// A duplicate of a process's descriptor.
+fn socket_of(pid: i32, descriptor: &str) -> Option<OwnedFd> {
+    let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+    pidfd_getfd(&pidfd, descriptor.parse().ok()?, PidfdGetfdFlags::empty()).ok()
+}
+
 /// Whether a UDP socket collects a datagram.
 fn is_corked(pid: i32, descriptor: &str) -> bool {
     let corked = || -> Option<bool> {
-        let pidfd = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        let socket = pidfd_getfd(&pidfd, descriptor.parse().ok()?, PidfdGetfdFlags::empty()).ok()?;
+        let socket = socket_of(pid, descriptor)?;
         let mut value = [0; 4];
         /// `linux/udp.h`.
         const UDP_CORK: i32 = 1;
@@ -291,7 +320,7 @@ fn owner_of(wanted: u32) -> Option<Owner> {
             fs::read_link(link.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())
         };
         if links.any(has) {
-            let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            let command = super::read_text(entry.path().join("comm")).unwrap_or_default();
             return Some(Owner {
                 pid,
                 command: command.trim().to_owned(),

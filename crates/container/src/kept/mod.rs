@@ -24,6 +24,7 @@ use anyhow::{Context, bail};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use crate::check::read_text;
 use crate::descriptors::Descriptors;
 use crate::fdinfo::line;
 
@@ -226,7 +227,7 @@ impl Task {
 fn tasks_of(init: i32) -> anyhow::Result<Vec<Task>> {
     let mut tasks = Vec::new();
     for pid in crate::check::processes_of(init)?.into_keys() {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let status = read_text(format!("/proc/{pid}/status"))?;
         if line(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X'])) {
             continue;
         }

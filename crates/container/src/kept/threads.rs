@@ -9,6 +9,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
 use super::innermost;
+use crate::cgroup::processors_of;
+use crate::check::read_text;
 
 /// A thread that has something of its own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -29,9 +31,9 @@ const USUAL_SLACK: u64 = 50_000;
 
 /// The threads of a process that have something of their own.
 pub(super) fn read(pid: i32) -> anyhow::Result<Vec<Thread>> {
-    let usual = processors(None)?;
+    let usual = allowed(pid)?;
     let mut found = Vec::new();
-    let process = innermost(&fs::read_to_string(format!("/proc/{pid}/status"))?)?;
+    let process = innermost(&read_text(format!("/proc/{pid}/status"))?)?;
     for thread in threads(pid)? {
         let own = processors(Some(thread))?;
         let slack = slack(thread)?.filter(|slack| *slack != USUAL_SLACK);
@@ -39,7 +41,7 @@ pub(super) fn read(pid: i32) -> anyhow::Result<Vec<Thread>> {
         if own.is_none() && slack.is_none() {
             continue;
         }
-        let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"))?;
+        let status = read_text(format!("/proc/{pid}/task/{thread}/status"))?;
         found.push(Thread {
             process,
             thread: innermost(&status)?,
@@ -60,13 +62,13 @@ pub(super) fn put_back(pid: i32, process: i32, kept: &[Thread]) -> anyhow::Resul
         .filter(|kept| kept.process == process)
         .map(|kept| (kept.thread, kept))
         .collect();
-    let here = processors(None)?;
+    let here = allowed(pid)?;
     for thread in threads(pid)? {
         let mut wanted_slack = USUAL_SLACK;
         let kept = match of_it.is_empty() {
             true => None,
             false => {
-                let status = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"))?;
+                let status = read_text(format!("/proc/{pid}/task/{thread}/status"))?;
                 of_it.get(&innermost(&status)?)
             }
         };
@@ -90,7 +92,14 @@ pub(super) fn put_back(pid: i32, process: i32, kept: &[Thread]) -> anyhow::Resul
                     "a thread ran on processors that this host does not have, and may run on all of them"
                 );
             } else {
-                sched_setaffinity(Pid::from_raw(thread), &set)?;
+                match sched_setaffinity(Pid::from_raw(thread), &set) {
+                    Err(rustix::io::Errno::INVAL) => tracing::warn!(
+                        process,
+                        thread = kept.thread,
+                        "a thread ran on processors that its cgroup does not have here, and may run on all of them"
+                    ),
+                    set => set?,
+                }
             }
         }
     }
@@ -117,6 +126,11 @@ fn threads(pid: i32) -> io::Result<Vec<i32>> {
         threads.extend(entry?.file_name().to_string_lossy().parse::<i32>());
     }
     Ok(threads)
+}
+
+/// The processors that threads of a process may ask for: those of its cgroup, or of this thread where nobody says.
+fn allowed(pid: i32) -> io::Result<Vec<u32>> {
+    processors_of(pid).map_or_else(|| processors(None), Ok)
 }
 
 /// The processors of a thread, or of this one.

@@ -207,11 +207,13 @@ fn judge(failure: &Failure, instance: &Instance, log: &Path) -> Tried {
         }
         Failure::CannotPause(why) => return Tried::NotTried(why.clone()),
     };
-    let Some(why) = error
+    let complaint = error
         .downcast_ref::<verbatim_container::Error>()
-        .and_then(verbatim_container::Error::complaint)
-    else {
-        return Tried::NotTried(format!("{error:#}"));
+        .and_then(verbatim_container::Error::complaint);
+    let why = match complaint {
+        Some(complaint) if !complaint.passes => complaint.why,
+        Some(complaint) => return Tried::NotTried(complaint.why),
+        None => return Tried::NotTried(format!("{error:#}")),
     };
     let kept = instance.home.paths.work.join(LOG);
     let log = match std::fs::copy(log, &kept) {

@@ -28,12 +28,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 impl Source {
     /// The last round before the connections stop.
     pub(super) async fn before_the_stop(&mut self) -> Result<(), Failure> {
+        // Before the last round: it takes up to half a second, in which the program writes.
+        self.empty_queues().await;
         // What the program wrote since the last round would otherwise have to be sent while it is frozen.
         self.round().await?;
         self.keeps_the_limit()?;
         // Somebody may have added one meanwhile.
         self.takes_all().await?;
-        self.empty_queues().await;
         Ok(())
     }
 
