@@ -45,6 +45,8 @@ pub enum Access {
     Execute,
     /// The same as reading, and changing everything there.
     Write,
+    /// Linking and renaming from one folder into another.
+    Refer,
 }
 
 impl Access {
@@ -53,6 +55,7 @@ impl Access {
         match self {
             Self::Read => read,
             Self::Execute => read | EXECUTE,
+            Self::Refer => REFER,
             Self::Write => read | WRITE_FILE | CHANGE_FOLDER | REFER | TRUNCATE | IOCTL_DEVICE,
         }
     }
@@ -76,11 +79,14 @@ impl Paths {
     }
 
     /// All, but none to be executed.
+    ///
+    /// Whoever is in a domain may not rename from one folder into another unless a rule says so.
     pub fn none_executed() -> Self {
-        Self {
-            taken: EXECUTE,
+        let all = Self {
+            taken: EXECUTE | REFER,
             kept: Vec::new(),
-        }
+        };
+        all.and("/", Access::Refer)
     }
 
     /// And this program, with the loader of its libraries.
@@ -121,6 +127,11 @@ impl Paths {
             )
         };
         let version = u32::try_from(version).map_err(|_| io::Error::last_os_error())?;
+        if version < 2 && self.kept.iter().any(|(_, access)| *access == Access::Refer) {
+            return Err(io::Error::other(
+                "landlock of this kernel (before Linux 5.19) lets nobody rename from one folder into another",
+            ));
+        }
         let handled = handled(version) & self.taken;
         // SAFETY: `struct landlock_ruleset_attr` of version 1 is one number, whose size is given.
         let rules = unsafe {
@@ -209,14 +220,22 @@ mod tests {
                 .output();
             let other = std::process::Command::new("true").status();
             let read = std::fs::read("/etc/passwd");
+            let folder = tempfile::tempdir().unwrap();
+            let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+            for folder in [&from, &to] {
+                std::fs::create_dir(folder).unwrap();
+            }
+            std::fs::write(from.join("file"), "content").unwrap();
+            let renamed = std::fs::rename(from.join("file"), to.join("file"));
             Some((
                 own.is_ok_and(|ended| ended.status.success()),
                 other.is_ok(),
                 read.is_ok(),
+                renamed.is_ok(),
             ))
         });
         if let Some(done) = done.join().unwrap() {
-            assert_eq!(done, (true, false, true));
+            assert_eq!(done, (true, false, true, true));
         }
     }
 
