@@ -33,13 +33,15 @@ use support::find;
 /// The longest round.
 const ROUND: Duration = Duration::from_secs(240);
 
-/// Whether something that the tests need is missing.
+/// Whether something that the tests need is missing. If not, this thread has its own mounts from here on.
 fn is_lacking() -> bool {
     let programs = ["losetup", "mount", "mkfs.ext4", "e2fsck"];
     let is_there = Path::new("/dev/fuse").exists() && programs.iter().all(|name| find(name).is_some());
     let is_lacking = !is_there || !support::devices::can_have_devices();
     if is_lacking {
         eprintln!("skipped: not root, no FUSE, or one of {programs:?} is missing");
+    } else {
+        sys::have_own_mounts().expect("root makes namespaces");
     }
     is_lacking
 }

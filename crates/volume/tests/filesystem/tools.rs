@@ -38,9 +38,6 @@ pub const TOOLS: &[(&str, Tool)] = &[
         stress(folder, &["--iomix", "1", "--iomix-bytes", "16M"])
     }),
     ("stress-aiol", |folder, _| stress(folder, &["--aiol", "1"])),
-    ("stress-copy-file", |folder, _| {
-        stress(folder, &["--copy-file", "1", "--copy-file-bytes", "16M"])
-    }),
     ("stress-dentry", |folder, _| {
         stress(folder, &["--dentry", "1", "--dentries", "500"])
     }),
