@@ -73,7 +73,11 @@ pub struct NetworkConfig {
 impl NetworkConfig {
     fn filter(&self) -> Option<LinkFilter> {
         let further = self.further.as_ref()?;
-        Some(LinkFilter::new(mac_of(self.address), self.address, further))
+        let filter = LinkFilter::new(mac_of(self.address), self.address, further);
+        Some(match self.tap {
+            true => filter.with_rnic(),
+            false => filter,
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What an instance may send over its link: frames with its own addresses, and nothing to RNICs.
+//! What an instance may send over its link: frames with its own addresses, and nothing to RNICs unless it is a virtual machine.
 //!
 //! A container with `CAP_NET_RAW` sends any frame, one with `CAP_NET_ADMIN` gives itself any address, and so does a
 //! guest. The filter lies at the host's end of the link, where neither of them reaches: a chain of the host's table
@@ -20,6 +20,7 @@ pub struct LinkFilter {
     mac: [u8; 6],
     ipv4: Vec<Ipv4Addr>,
     ipv6: Vec<Ipv6Addr>,
+    has_rnic: bool,
 }
 
 impl LinkFilter {
@@ -29,6 +30,7 @@ impl LinkFilter {
             mac,
             ipv4: vec![own],
             ipv6: vec![link_local(mac)],
+            has_rnic: false,
         };
         for address in further {
             match address {
@@ -41,6 +43,15 @@ impl LinkFilter {
         filter.ipv6.sort_unstable();
         filter.ipv6.dedup();
         filter
+    }
+
+    /// Packets to RNICs pass, too: a virtual machine's kernel has an RNIC of its own, on its own addresses.
+    #[must_use]
+    pub fn with_rnic(self) -> Self {
+        Self {
+            has_rnic: true,
+            ..self
+        }
     }
 
     /// Whether frames with this source address pass.
@@ -73,11 +84,14 @@ impl LinkFilter {
              add chain {TABLE} {link} {{ type filter hook ingress device \"{link}\" priority 0; policy drop; }}\n\
              flush chain {TABLE} {link}\n"
         );
-        for rule in [
+        // Packets to RNICs come from RNICs (RoCEv2, IBA Annex A17.3.1).
+        let to_rnics = match self.has_rnic {
+            true => None,
+            false => Some(format!("udp dport {ROCE} counter drop")),
+        };
+        let rest = [
             // Its neighbours' bridges learn from frames behind which port an Ethernet address is.
             format!("ether saddr != {mac} counter drop"),
-            // Packets to RNICs come from RNICs (RoCEv2, IBA Annex A17.3.1).
-            format!("udp dport {ROCE} counter drop"),
             format!(
                 "ether type arp arp saddr ether {mac} arp saddr ip {{ 0.0.0.0, {} }} accept",
                 list(&self.ipv4)
@@ -98,7 +112,8 @@ impl LinkFilter {
             // Reports of multicast listeners come with a hop-by-hop header (RFC 3810 §5).
             format!("ip6 saddr {ipv6} ip6 nexthdr 0 ip6 daddr ff02::16 accept"),
             "counter".to_owned(),
-        ] {
+        ];
+        for rule in to_rnics.into_iter().chain(rest) {
             writeln!(rules, "add rule {TABLE} {link} {rule}").expect("a string takes all");
         }
         rules
@@ -151,8 +166,15 @@ mod tests {
     fn the_rules_name_each_address_and_end_with_a_drop() {
         let rules = LinkFilter::new(MAC, Ipv4Addr::new(10, 77, 1, 20), &[]).rules("vb01234567");
         assert!(rules.contains("policy drop"));
+        assert!(rules.contains("udp dport 4791 counter drop"));
         assert!(rules.contains("ip saddr { 10.77.1.20 } accept"));
         assert!(rules.contains("!= { 0xfe8000000000000000760afffe4d0114 }"));
+        let of_a_guest = LinkFilter::new(MAC, Ipv4Addr::new(10, 77, 1, 20), &[])
+            .with_rnic()
+            .rules("vb01234567");
+        assert!(!of_a_guest.contains("4791"));
+        assert!(of_a_guest.contains("policy drop"));
+        assert!(of_a_guest.contains("ip saddr { 10.77.1.20 } accept"));
         assert_eq!(hex(Ipv6Addr::LOCALHOST), "0x00000000000000000000000000000001");
     }
 }

@@ -24,8 +24,23 @@ pub fn path(inside: &str) -> String {
     }
 }
 
+/// The path of something of the calling thread, in `/proc` likewise.
+pub fn path_of_this_thread(inside: &str) -> String {
+    match ENTERED.load(Ordering::Relaxed) {
+        // A link is not followed there, and `thread-self` is one.
+        true => {
+            let (process, thread) = (std::process::id(), rustix::thread::gettid());
+            format!("/{process}/task/{}/{inside}", thread.as_raw_nonzero())
+        }
+        // `/proc` may be another PID namespace's, with other numbers.
+        false => format!("/proc/thread-self/{inside}"),
+    }
+}
+
 /// Makes a procfs this process's root: one with processes only (`subset=pid`, Linux 5.8), which is mounted nowhere. It needs `CAP_SYS_ADMIN` and
 /// `CAP_SYS_CHROOT`. From here on `/proc` is where [`path`] says.
+///
+/// No link of it is followed (Linux 5.14): `/PID/root`, `/PID/cwd` and `/PID/fd` would lead out again. `/self` and `/thread-self` are links, too.
 ///
 /// Directories that are open would lead out again: the caller must not keep any, or must not be able to open paths by them.
 pub fn enter() -> io::Result<()> {
@@ -34,7 +49,8 @@ pub fn enter() -> io::Result<()> {
     fsconfig_create(&context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC
+        | MountAttrFlags::MOUNT_ATTR_NOSYMFOLLOW;
     let root = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     fchdir(&root)?;
     // Where a directory is entered whose mount is detached, the kernel may say that it is not there.
@@ -42,7 +58,7 @@ pub fn enter() -> io::Result<()> {
     chroot(".")?;
     ENTERED.store(true, Ordering::Relaxed);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    match rustix::fs::open(path("self/stat"), flags, Mode::empty()) {
+    match rustix::fs::open(path_of_this_thread("stat"), flags, Mode::empty()) {
         Ok(_) => Ok(()),
         Err(Errno::NOENT) => Err(io::Error::other("this process is not in its own procfs")),
         Err(errno) => Err(errno.into()),

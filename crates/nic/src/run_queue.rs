@@ -16,7 +16,9 @@ pub struct RunQueue(File);
 impl RunQueue {
     /// Of the calling thread. `None`: the kernel does not count (`CONFIG_SCHED_INFO`), or `/proc` is not there.
     pub fn of_this_thread() -> Option<Self> {
-        Self::open(Path::new(&verbatim_jail::procfs::path("thread-self/schedstat")))
+        Self::open(Path::new(&verbatim_jail::procfs::path_of_this_thread(
+            "schedstat",
+        )))
     }
 
     pub fn open(path: &Path) -> Option<Self> {

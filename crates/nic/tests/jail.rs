@@ -99,7 +99,7 @@ fn an_rnic_in_its_jail_works_and_does_nothing_else() {
     for attempt in attempts {
         assert!(attempt.ends_with("refused"), "{said:#?}");
     }
-    assert_eq!(attempts.len(), 10, "{said:#?}");
+    assert_eq!(attempts.len(), 11, "{said:#?}");
     for left in [SOCKET_NAME, STATS_NAME] {
         assert!(!folder.path().join(left).exists(), "{left} is left there");
     }
@@ -146,10 +146,26 @@ fn nic_part(folder: &str) {
         ("a directory as its root", rustix::process::chroot("/").is_err()),
     ];
     // Without root it keeps its paths, and says so.
-    attempts.push((
+    let mut push_path = |what, paths: &[String]| {
+        let is_refused = paths.iter().all(|path| std::fs::File::open(path).is_err());
+        attempts.push((what, !is_root() || is_refused));
+    };
+    push_path(
         "a path of the host",
-        !is_root() || std::fs::read("/etc/passwd").is_err() && std::fs::read_dir("/tmp").is_err(),
+        &["/etc/passwd".to_owned(), "/tmp".to_owned()],
+    );
+    // Links of a procfs lead to any file system.
+    let own = std::process::id();
+    let links = ["root/etc/passwd", "cwd", "exe", "task/1/../root/etc/passwd"];
+    let mut links: Vec<_> = links
+        .iter()
+        .flat_map(|link| [format!("/1/{link}"), format!("/{own}/{link}")])
+        .collect();
+    links.push(format!(
+        "/{own}/fd/{}/etc/passwd",
+        std::os::fd::AsRawFd::as_raw_fd(&outside)
     ));
+    push_path("a path behind a link", &links);
     for (what, is_refused) in attempts {
         println!("{what} is {}", if is_refused { "refused" } else { "there" });
     }
