@@ -61,7 +61,9 @@ pub fn rule(rpc: PeerRpc) -> Rule {
         // The entries that it changes are those that lead to the caller.
         PeerRpc::Retarget => Rule::Host,
         PeerRpc::Publish | PeerRpc::Moved | PeerRpc::FindPartners => Rule::Owner,
-        PeerRpc::ShareSecrets | PeerRpc::PauseEnds | PeerRpc::ResumeEnds => Rule::Owner,
+        PeerRpc::ConfirmPeers | PeerRpc::ShareSecrets | PeerRpc::PauseEnds | PeerRpc::ResumeEnds => {
+            Rule::Owner
+        }
         PeerRpc::CheckInstance | PeerRpc::CheckPartner | PeerRpc::MeasureDrain => Rule::NamedSource,
         PeerRpc::Watch => Rule::Begins,
         PeerRpc::Open | PeerRpc::PartnerJoin | PeerRpc::PartnerPrepare => Rule::Opens,

@@ -61,7 +61,10 @@ fn rule(request: &Request) -> Rule {
         | R::RemoveListener { .. }
         | R::QueryListeners { .. }
         | R::StartCapture { .. }
-        | R::QueryOwners { .. } => Rule::HostRoot,
+        | R::QueryOwners { .. }
+        | R::TakePeerQuestions
+        | R::AnswerPeerQuestions { .. }
+        | R::MeetPeers { .. } => Rule::HostRoot,
         R::QueryStatistics { .. } => Rule::HostUser,
         // Peers of somebody else may still send to a number or key that is chosen.
         R::RegMr { key: Some(_), .. }

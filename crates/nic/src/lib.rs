@@ -36,6 +36,7 @@ mod authority;
 mod budget;
 mod cm;
 mod config;
+mod confirming;
 mod context;
 mod device;
 #[allow(unsafe_code)]

@@ -13,6 +13,7 @@ pub use queues::{Cq, News, Srq};
 use crate::budget::Peers;
 use crate::cm::Manager;
 use crate::config::{HostNumber, Limits};
+use crate::confirming::Confirming;
 use crate::context::Context;
 use crate::memory::Regions;
 use crate::multicast::Groups;
@@ -71,6 +72,8 @@ pub struct Objects {
     pub forwarding: Forwarding,
     /// Connections by address and port.
     pub cm: Manager,
+    /// Queue pairs whose other ends are asked about.
+    pub confirming: Confirming,
     pub shared: Shared,
     /// The counters of all queue pairs, also of those that are gone, as of the end of the last turn.
     pub counted: Counters,
@@ -89,6 +92,7 @@ impl Objects {
             peers: Peers::default(),
             forwarding: Forwarding::new(limits.max_qp as usize),
             cm: Manager::new(guid, limits),
+            confirming: Confirming::default(),
             shared: Shared {
                 cqs: Table::new(1, limits.max_cq, 0),
                 srqs: Table::new(1, limits.max_srq, 0),
@@ -106,6 +110,7 @@ impl Objects {
     /// Removes a queue pair; whoever still refers to its number finds nothing.
     pub fn remove_qp(&mut self, qpn: u32) -> Option<QueuePair> {
         let qp = self.qps.remove(qpn)?;
+        self.confirming.remove(qpn);
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
                 cq.users -= 1;

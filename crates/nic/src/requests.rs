@@ -25,6 +25,7 @@ use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Process};
 
 pub use self::context::MAX_NAME_BYTES;
+pub use self::path::address as address_of;
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::Refused;
@@ -193,7 +194,10 @@ impl Desk<'_> {
             | Request::RemoveListener { .. }
             | Request::QueryListeners { .. }
             | Request::StartCapture { .. }
-            | Request::QueryOwners { .. } => unreachable!("answered by the engine"),
+            | Request::QueryOwners { .. }
+            | Request::TakePeerQuestions
+            | Request::AnswerPeerQuestions { .. }
+            | Request::MeetPeers { .. } => unreachable!("answered by the engine"),
         }
     }
 }

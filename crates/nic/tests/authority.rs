@@ -82,6 +82,9 @@ QueryListeners               +-PP PPPP PPPP PPPP
 SetQpClass                   -+++ -+++ -+++ -+++
 Cm                           -+++ -+++ -+++ -+++
 Cm of a chosen port          -+PP PPPP PPPP PPPP
+TakePeerQuestions            +-PP PPPP PPPP PPPP
+AnswerPeerQuestions          +-PP PPPP PPPP PPPP
+MeetPeers                    +-PP PPPP PPPP PPPP
 ";
 
 const USERS: [u32; 2] = [0, 1000];
@@ -417,6 +420,9 @@ fn samples(kind: RequestKind) -> Vec<Sample> {
             instance: "another".to_owned(),
         }),
         K::QueryListeners => Box::new(|_| Request::QueryListeners { after: None }),
+        K::TakePeerQuestions => Box::new(|_| Request::TakePeerQuestions),
+        K::AnswerPeerQuestions => Box::new(|_| Request::AnswerPeerQuestions { answers: Vec::new() }),
+        K::MeetPeers => Box::new(|_| Request::MeetPeers { pairs: Vec::new() }),
         K::AllocPd => Box::new(|_| Request::AllocPd),
         K::DeallocPd => Box::new(|world| Request::DeallocPd { pd: world.spare_pd }),
         K::RegMr => {

@@ -5,8 +5,8 @@ use strum::{EnumDiscriminants, EnumIter, IntoStaticStr};
 use verbatim_seqpacket::Carried;
 
 use super::{
-    Access, AddressVector, CmRequest, ForwardedQp, MwState, MwType, QpAttr, QpAttrMask, QpCap, QpClass,
-    QpSecret, QpType, RestoredQp, Segment, SrqAttr, Translation,
+    Access, AddressVector, CmRequest, ForwardedQp, MwState, MwType, PeerAnswer, PeerPair, QpAttr, QpAttrMask,
+    QpCap, QpClass, QpSecret, QpType, RestoredQp, Segment, SrqAttr, Translation,
 };
 
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
@@ -358,6 +358,23 @@ pub enum Request {
     /// Connections by address and port. Answered by [`Reply::Cm`](super::Reply::Cm). From version 12 on
     /// ([`CM_VERSION`](super::CM_VERSION)).
     Cm(CmRequest),
+    /// From root of the host only, on a connection without a context: from now on a reliable connection to another host sends only
+    /// after the other end is known to name it, and the RNIC asks that as [`PeerQuestion`](super::PeerQuestion)s on this connection, which has no
+    /// answers beside the one to this request. It takes the place of an earlier one. When it is closed, the questions wait for the next.
+    /// Answered by [`Reply::Done`](super::Reply::Done).
+    TakePeerQuestions,
+    /// From root of the host only, on a connection without a context: the answers to questions. Those to a question that does not stand
+    /// any more change nothing. Answered by [`Reply::Done`](super::Reply::Done).
+    AnswerPeerQuestions {
+        /// At most [`MAX_PEER_PAIRS`](super::MAX_PEER_PAIRS).
+        answers: Vec<PeerAnswer>,
+    },
+    /// From root of the host only, on a connection without a context: queue pairs of another host name these of this RNIC. Those that
+    /// name them, too, are confirmed by that. Answered by [`Reply::PeerStandings`](super::Reply::PeerStandings).
+    MeetPeers {
+        /// At most [`MAX_PEER_PAIRS`](super::MAX_PEER_PAIRS).
+        pairs: Vec<PeerPair>,
+    },
 }
 
 /// How many queue pairs one [`Request::QueryOwners`] can name.

@@ -23,11 +23,15 @@ impl Nic {
                 truncated_contexts,
                 broken_qps,
                 moved_peers,
+                heard_peers,
                 ..
             } = std::mem::take(&mut self.effects);
             self.effects.events = events;
             for (qpn, from) in moved_peers {
                 self.objects.share_new_way(qpn, from);
+            }
+            for (qpn, partner) in heard_peers {
+                self.heard_of_peer(qpn, partner, now);
             }
             self.counters.cq_overruns += overrun_cqs.len() as u64;
             self.counters.bad_indices += broken_qps.len() as u64;
@@ -102,7 +106,7 @@ impl Nic {
             };
             qp.touched = false;
             let deadline = match qp.transport.state() {
-                _ if qp.stopped => None,
+                _ if qp.stopped || qp.is_awaiting() => None,
                 // Time is looked at when it has its turn.
                 _ if qp.line == Some(QpClass::Background) => None,
                 QpState::Err => Some(now + qp.flush_interval),

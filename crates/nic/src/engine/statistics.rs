@@ -35,6 +35,8 @@ impl Nic {
             &self.objects.shared.migration,
         );
         device.push(("starved".to_owned(), self.core.times()));
+        let confirming = self.objects.confirming.counters();
+        device.extend(confirming.map(|(name, count)| (name.to_owned(), count)));
         Reply::Statistics {
             device,
             qps,

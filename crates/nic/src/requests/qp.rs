@@ -6,6 +6,7 @@ use verbatim_device::control::{
 use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 
 use super::Desk;
+use crate::confirming::Confirmation;
 use crate::context::Context;
 use crate::ends::QpEnds;
 use crate::error::Refused;
@@ -70,6 +71,7 @@ impl Desk<'_> {
             groups: 0,
             parked: context.parked,
             stopped: false,
+            confirmation: Confirmation::default(),
             doomed: false,
             class: QpClass::User,
             line: None,

@@ -1,0 +1,319 @@
+//! Whether the queue pairs at both ends of a connection name each other.
+//!
+//! ```text
+//!  RNIC ── PeerQuestion ──► this agent ── ConfirmPeers, by TLS ──► the other host's agent ── MeetPeers ──► its RNIC
+//!       ◄─ AnswerPeerQuestions ─┘     ◄── NAMED, UNCONNECTED … ───┘
+//! ```
+//!
+//! An RNIC sends nothing to a queue pair of another host before that host has said that this queue pair names it. A question says that the
+//! asker's does, and is believed: it comes from the host where the asker is, by its certificate. So one question confirms both ends
+//! where both are connected. Questions are few at a time, of each tenant and in all: the RNIC sees to that.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::future::join_all;
+use tokio::sync::mpsc;
+use tonic::Code;
+use verbatim_channel::Endpoint;
+use verbatim_device::control::{
+    MAX_PEER_PAIRS, PeerAnswer, PeerPair, PeerQuestion, PeerStanding, PeerVerdict, QpEnd,
+};
+
+use crate::agent::{Agent, Shared};
+use crate::confirm_peers::ConfirmPeers;
+use crate::kernel_rnics;
+use crate::nic_listeners::{Arrivals, hangup, is_absent};
+use crate::peer_questions::{Taken, take_questions};
+use crate::proto::confirm_peers_reply::Standing;
+use crate::proto::{self, ConfirmPeersReply, LinksRequest, links_request};
+use crate::protocol::CONFIRM_PEERS;
+
+/// How long another host may take to answer. Its RNIC asks again.
+const ASK_LIMIT: Duration = Duration::from_secs(3);
+
+/// An RNIC that is there and does not do its part is asked again after this time at the latest.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Questions that wait for a task: as many as an RNIC has under way.
+const QUESTIONS: usize = 4096;
+
+/// Answers each RNIC that comes, for ever.
+pub async fn watch(agent: Shared) -> anyhow::Result<()> {
+    if agent.config.confirm_peers == ConfirmPeers::Off {
+        return std::future::pending().await;
+    }
+    let nic = agent.config.nic_socket();
+    // Before the first look, so that no RNIC is missed.
+    let arrivals = Arrivals::of(&nic).context("cannot watch for the RNIC")?;
+    loop {
+        let path = nic.clone();
+        let taken = tokio::task::spawn_blocking(move || take_questions(&path, QUESTIONS));
+        match taken.await.context("connecting to the RNIC panicked")? {
+            Ok(Taken::Questions(questions)) => answer_all(&agent, questions).await,
+            Ok(Taken::TooOld(connection)) => {
+                tracing::warn!(
+                    "the RNIC is of an earlier release: it sends to other hosts' queue pairs without their word; upgrade it"
+                );
+                hangup(connection).await?;
+            }
+            Err(error) if is_absent(&error) => arrivals.next().await?,
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::warn!(
+                    error,
+                    "the RNIC does not ask whether other hosts confirm its connections"
+                );
+                tokio::select! {
+                    arrived = arrivals.next() => arrived?,
+                    () = tokio::time::sleep(AGAIN) => {}
+                }
+            }
+        }
+    }
+}
+
+async fn answer_all(agent: &Shared, mut questions: mpsc::Receiver<PeerQuestion>) {
+    while let Some(first) = questions.recv().await {
+        let mut asked = vec![first];
+        while asked.len() < MAX_PEER_PAIRS
+            && let Ok(next) = questions.try_recv()
+        {
+            asked.push(next);
+        }
+        tokio::spawn(answer(agent.clone(), asked));
+    }
+}
+
+async fn answer(agent: Shared, questions: Vec<PeerQuestion>) {
+    let mut by_host: BTreeMap<String, Vec<PeerQuestion>> = BTreeMap::new();
+    let (mut answers, mut unknown) = (Vec::new(), Vec::new());
+    for question in questions {
+        let gid = question.pair.other.gid;
+        match agent.peers.directory().by_gid(&gid) {
+            _ if !agent.config.confirm_peers.concerns(&gid) => {
+                answers.push(answer_of(&question, PeerVerdict::Confirmed))
+            }
+            Some(host) => by_host.entry(host.name.clone()).or_default().push(question),
+            None => unknown.push(question),
+        }
+    }
+    let known = by_host.into_iter().map(|(host, questions)| {
+        let agent = agent.clone();
+        async move {
+            let answers = ask(&agent, &host, &questions).await;
+            agent
+                .confirming
+                .rnic
+                .tell(&agent.config.nic_socket(), answers)
+                .await;
+        }
+    });
+    // All hosts may have to be asked whose GID it is: nobody else waits for that.
+    let unknown = unknown.into_iter().map(|question| {
+        let agent = agent.clone();
+        async move {
+            let answers = match agent.host_of(question.pair.other.gid).await {
+                Ok(host) => {
+                    let host = host.name.clone();
+                    ask(&agent, &host, &[question]).await
+                }
+                Err(error) => vec![answer_of(&question, foreign(&agent, &question, &error))],
+            };
+            agent
+                .confirming
+                .rnic
+                .tell(&agent.config.nic_socket(), answers)
+                .await;
+        }
+    });
+    let nic = agent.config.nic_socket();
+    let at_once = agent.confirming.rnic.tell(&nic, answers);
+    tokio::join!(at_once, join_all(known), join_all(unknown));
+}
+
+fn answer_of(question: &PeerQuestion, verdict: PeerVerdict) -> PeerAnswer {
+    PeerAnswer {
+        pair: question.pair,
+        verdict,
+    }
+}
+
+/// What holds for an end that is at no known host.
+fn foreign(agent: &Agent, question: &PeerQuestion, error: &anyhow::Error) -> PeerVerdict {
+    if !agent.config.confirm_peers.demands(&question.pair.other.gid) {
+        return PeerVerdict::Confirmed;
+    }
+    if agent.confirming.may_log(&question.tenant) {
+        tracing::warn!(
+            tenant = question.tenant,
+            qpn = question.pair.own.qpn,
+            error = format!("{error:#}"),
+            "a queue pair is connected to an address that --confirm-peers names, and no host can confirm that: nothing of it is sent"
+        );
+    }
+    PeerVerdict::NotYet
+}
+
+/// What the agent of `host` says. Its RNIC's queue pairs are the others'.
+async fn ask(agent: &Shared, host: &str, questions: &[PeerQuestion]) -> Vec<PeerAnswer> {
+    let all = |verdict| {
+        questions
+            .iter()
+            .map(|question| answer_of(question, verdict))
+            .collect()
+    };
+    if host == agent.name() {
+        // An RNIC of the kernel's on this host.
+        return all(PeerVerdict::Confirmed);
+    }
+    let links = questions.iter().map(|question| links_request::Link {
+        asker: Some(end(question.pair.own).into()),
+        asked: Some(end(question.pair.other).into()),
+        secret: Vec::new(),
+    });
+    let request = LinksRequest {
+        links: links.collect(),
+        ..LinksRequest::default()
+    };
+    let asked = tokio::time::timeout(ASK_LIMIT, call(agent, host, request)).await;
+    let said = asked.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in {ASK_LIMIT:?}")));
+    match said {
+        Ok(None) => all(PeerVerdict::Confirmed),
+        Ok(Some(reply)) => {
+            // One of a later release may say what is not known here.
+            let standing = |said: &i32| Standing::try_from(*said).unwrap_or(Standing::Unknown);
+            let standings = reply.standings.iter().map(standing);
+            let standings = standings.chain(std::iter::repeat(Standing::Unknown));
+            let answered = questions.iter().zip(standings);
+            answered
+                .map(|(question, standing)| {
+                    note(agent, host, question, standing);
+                    answer_of(question, verdict(standing))
+                })
+                .collect()
+        }
+        Err(error) => {
+            if agent.confirming.may_log(&format!("host {host}")) {
+                tracing::warn!(
+                    host,
+                    error = format!("{error:#}"),
+                    "cannot ask whether its queue pairs name those of this host: new connections to it wait"
+                );
+            }
+            all(PeerVerdict::NotYet)
+        }
+    }
+}
+
+/// Asks; `None`: the agent there is of an earlier release.
+async fn call(agent: &Agent, host: &str, request: LinksRequest) -> anyhow::Result<Option<ConfirmPeersReply>> {
+    let mut kept = agent.confirming.client(host);
+    loop {
+        let (mut client, is_kept) = match kept.take() {
+            Some(client) => (client, true),
+            None => {
+                let client = agent.peers.connect(host).await?;
+                if !agent.peers.can(host, CONFIRM_PEERS) {
+                    return Ok(None);
+                }
+                (client, false)
+            }
+        };
+        match client.confirm_peers(request.clone()).await {
+            Ok(reply) => {
+                if !is_kept {
+                    agent.confirming.keep(host, client);
+                }
+                return Ok(Some(reply.into_inner()));
+            }
+            Err(status) => {
+                agent.confirming.forget(host);
+                match status.code() {
+                    // Another one has come, or it was exchanged for an earlier one.
+                    Code::Unavailable | Code::Unimplemented if is_kept => {}
+                    Code::Unimplemented => return Ok(None),
+                    _ => return Err(anyhow::Error::msg(crate::peers::reason(&status))),
+                }
+            }
+        }
+    }
+}
+
+fn verdict(standing: Standing) -> PeerVerdict {
+    match standing {
+        Standing::Named | Standing::Foreign => PeerVerdict::Confirmed,
+        Standing::Unknown | Standing::Unconnected => PeerVerdict::NotYet,
+        Standing::Elsewhere | Standing::Missing => PeerVerdict::Refused,
+    }
+}
+
+/// One that names somebody else's queue pair is told to the operator.
+fn note(agent: &Agent, host: &str, question: &PeerQuestion, standing: Standing) {
+    if standing == Standing::Elsewhere && !question.again && agent.confirming.may_log(&question.tenant) {
+        let PeerPair { own, other } = question.pair;
+        tracing::warn!(
+            tenant = question.tenant,
+            qpn = own.qpn,
+            host,
+            names = other.qpn,
+            "a queue pair names one of another host that is connected to something else: nothing of it is sent"
+        );
+    }
+}
+
+fn end(end: QpEnd) -> Endpoint {
+    let QpEnd { gid, qpn } = end;
+    Endpoint { gid, qpn }
+}
+
+/// What another host's agent asks: do these of this host's queue pairs name the caller's, which name them?
+pub async fn confirm(agent: &Agent, request: LinksRequest) -> anyhow::Result<ConfirmPeersReply> {
+    let qp_end = |end: Option<proto::Endpoint>| {
+        let Endpoint { gid, qpn } = Endpoint::try_from(end.unwrap_or_default())?;
+        anyhow::Ok(QpEnd { gid, qpn })
+    };
+    let pairs = request.links.into_iter().map(|link| {
+        anyhow::Ok(PeerPair {
+            own: qp_end(link.asked)?,
+            other: qp_end(link.asker)?,
+        })
+    });
+    let pairs: Vec<PeerPair> = pairs.collect::<anyhow::Result<_>>()?;
+    if pairs.len() > MAX_PEER_PAIRS {
+        anyhow::bail!("one question names at most {MAX_PEER_PAIRS} connections");
+    }
+    let count = pairs.len();
+    let standings = match agent
+        .confirming
+        .rnic
+        .meet(&agent.config.nic_socket(), pairs)
+        .await
+    {
+        Ok(Some(standings)) => standings.into_iter().map(told).collect(),
+        // The RNIC here is of an earlier release, or one of the kernel's.
+        Ok(None) => vec![Standing::Foreign; count],
+        Err(_) if !kernel_rnics::all().is_empty() => vec![Standing::Foreign; count],
+        Err(error) => {
+            tracing::debug!(error = format!("{error:#}"), "no RNIC to ask");
+            vec![Standing::Unconnected; count]
+        }
+    };
+    Ok(ConfirmPeersReply {
+        standings: standings.into_iter().map(Into::into).collect(),
+    })
+}
+
+fn told(standing: PeerStanding) -> Standing {
+    match standing {
+        PeerStanding::Named => Standing::Named,
+        PeerStanding::Unconnected => Standing::Unconnected,
+        PeerStanding::Elsewhere => Standing::Elsewhere,
+        PeerStanding::Missing => Standing::Missing,
+        PeerStanding::Foreign => Standing::Foreign,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! The RNIC's side: its questions, its answers.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::sync::mpsc;
+use verbatim_device::control::{PeerAnswer, PeerPair, PeerQuestion, PeerStanding, Reply, Request};
+use verbatim_seqpacket::Socket;
+
+use crate::standby;
+
+/// An RNIC answers sooner, or it hangs.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// What an RNIC gives.
+pub enum Taken {
+    /// Its questions, until it is gone.
+    Questions(mpsc::Receiver<PeerQuestion>),
+    /// Nothing: it is of an earlier release. A connection that ends when it does.
+    TooOld(OwnedFd),
+}
+
+/// Takes the questions of the RNIC that is there, at most so many ahead.
+pub fn take_questions(nic: &Path, ahead: usize) -> anyhow::Result<Taken> {
+    let socket = standby::connect(nic)?;
+    match socket.call::<_, Reply>(&Request::TakePeerQuestions, &[])?.message {
+        Reply::Done => {}
+        Reply::Error {
+            errno: libc::EPROTO, ..
+        } => return Ok(Taken::TooOld(socket.into_fd())),
+        other => bail!("the RNIC asks nothing: {other:?}"),
+    }
+    let (sender, receiver) = mpsc::channel(ahead);
+    let read = move || {
+        while let Ok(question) = socket.recv::<PeerQuestion>() {
+            if sender.blocking_send(question.message).is_err() {
+                return;
+            }
+        }
+    };
+    // Not one of the runtime's threads: it ends with the RNIC, or with this process.
+    let thread = std::thread::Builder::new().name("peer-questions".to_owned());
+    thread.spawn(read).context("cannot start a thread")?;
+    Ok(Taken::Questions(receiver))
+}
+
+/// A connection for requests, opened at first use and kept while it works.
+#[derive(Debug, Default)]
+pub struct Rnic(Arc<Mutex<Option<Socket>>>);
+
+impl Rnic {
+    /// Gives the RNIC answers. If it is gone, so are its questions.
+    pub async fn tell(&self, nic: &Path, answers: Vec<PeerAnswer>) {
+        if answers.is_empty() {
+            return;
+        }
+        match self.call(nic, Request::AnswerPeerQuestions { answers }).await {
+            Ok(Reply::Done) => {}
+            Ok(other) => tracing::warn!(reply = ?other, "the RNIC does not take answers"),
+            Err(error) => tracing::debug!(error = format!("{error:#}"), "the RNIC does not take answers"),
+        }
+    }
+
+    /// How its queue pairs stand to those of another host that name them; `None` if it cannot say.
+    pub async fn meet(&self, nic: &Path, pairs: Vec<PeerPair>) -> anyhow::Result<Option<Vec<PeerStanding>>> {
+        let count = pairs.len();
+        match self.call(nic, Request::MeetPeers { pairs }).await? {
+            Reply::PeerStandings(standings) if standings.len() == count => Ok(Some(standings)),
+            Reply::Error {
+                errno: libc::EPROTO, ..
+            } => Ok(None),
+            other => bail!("the RNIC does not say what its queue pairs name: {other:?}"),
+        }
+    }
+
+    async fn call(&self, nic: &Path, request: Request) -> anyhow::Result<Reply> {
+        let (kept, nic) = (Arc::clone(&self.0), nic.to_owned());
+        let asked = tokio::task::spawn_blocking(move || ask(&kept, &nic, &request));
+        asked.await.context("asking the RNIC panicked")?
+    }
+}
+
+fn ask(kept: &Mutex<Option<Socket>>, nic: &Path, request: &Request) -> anyhow::Result<Reply> {
+    let mut kept = kept.lock().expect("no panic under this lock");
+    // The kept one may be that of an RNIC which has ended.
+    for attempt in 0..2 {
+        let socket = match kept.take() {
+            Some(socket) => socket,
+            None => {
+                let socket = standby::connect(nic)?;
+                socket.limit(LIMIT)?;
+                socket
+            }
+        };
+        match socket.call::<_, Reply>(request, &[]) {
+            Ok(received) => {
+                *kept = Some(socket);
+                return Ok(received.message);
+            }
+            Err(error) if attempt > 0 => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
+    bail!("the RNIC is gone")
+}
