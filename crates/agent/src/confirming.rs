@@ -23,6 +23,7 @@ use verbatim_device::control::{
 
 use crate::agent::{Agent, Shared};
 use crate::confirm_peers::ConfirmPeers;
+use crate::gids::Whose;
 use crate::kernel_rnics;
 use crate::nic_listeners::{Arrivals, hangup, is_absent};
 use crate::peer_questions::{Taken, take_questions};
@@ -114,12 +115,13 @@ async fn answer(agent: Shared, questions: Vec<PeerQuestion>) {
     let unknown = unknown.into_iter().map(|question| {
         let agent = agent.clone();
         async move {
-            let answers = match agent.host_of(question.pair.other.gid).await {
-                Ok(host) => {
+            let answers = match agent.whose(question.pair.other.gid).await {
+                Whose::Host(host) => {
                     let host = host.name.clone();
                     ask(&agent, &host, &[question]).await
                 }
-                Err(error) => vec![answer_of(&question, foreign(&agent, &question, &error))],
+                Whose::Nobodys => vec![answer_of(&question, foreign(&agent, &question))],
+                Whose::Unknown(error) => vec![answer_of(&question, unknown_host(&agent, &question, &error))],
             };
             agent
                 .confirming
@@ -140,8 +142,8 @@ fn answer_of(question: &PeerQuestion, verdict: PeerVerdict) -> PeerAnswer {
     }
 }
 
-/// What holds for an end that is at no known host.
-fn foreign(agent: &Agent, question: &PeerQuestion, error: &anyhow::Error) -> PeerVerdict {
+/// What holds for an end that every host of the list has said is not its own.
+fn foreign(agent: &Agent, question: &PeerQuestion) -> PeerVerdict {
     if !agent.config.confirm_peers.demands(&question.pair.other.gid) {
         return PeerVerdict::Confirmed;
     }
@@ -149,8 +151,20 @@ fn foreign(agent: &Agent, question: &PeerQuestion, error: &anyhow::Error) -> Pee
         tracing::warn!(
             tenant = question.tenant,
             qpn = question.pair.own.qpn,
+            "a queue pair is connected to an address that --confirm-peers names, and that is no host's: nothing of it is sent"
+        );
+    }
+    PeerVerdict::NotYet
+}
+
+/// What holds for an end of which it cannot be said at what host it is. It may be a neighbour's.
+fn unknown_host(agent: &Agent, question: &PeerQuestion, error: &anyhow::Error) -> PeerVerdict {
+    if agent.confirming.may_log(&question.tenant) {
+        tracing::warn!(
+            tenant = question.tenant,
+            qpn = question.pair.own.qpn,
             error = format!("{error:#}"),
-            "a queue pair is connected to an address that --confirm-peers names, and no host can confirm that: nothing of it is sent"
+            "it cannot be said at what host the other end of a queue pair is: nothing of it is sent"
         );
     }
     PeerVerdict::NotYet

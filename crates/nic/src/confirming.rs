@@ -14,8 +14,8 @@ use verbatim_roce::{Location, Time};
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// For so long nothing is sent and no time passes for the program. Then its own timeouts begin: who has died, or never comes, is to be
-/// noticed.
+/// For so long nothing is sent and no time passes for the program. Then its own timeouts begin, whether or not anybody answers: who has
+/// died, or never comes, is to be noticed, and an agent that hangs keeps nobody waiting for ever.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The pauses once a queue pair gets no answers. The other end's host tells when that end changes, so this is for what was lost.
@@ -83,6 +83,8 @@ pub struct Confirming {
     on: bool,
     open: HashMap<u32, Open>,
     due: BTreeSet<(Time, u32)>,
+    /// When the patience with each that waits ends, whether or not anybody answers.
+    patience: BTreeSet<(Time, u32)>,
     /// How many questions of each tenant are under way.
     under_way: HashMap<String, usize>,
     /// Those of tenants that have as many under way as they may.
@@ -123,15 +125,18 @@ impl Confirming {
             refused: false,
         };
         self.open.insert(qpn, open);
+        self.patience.insert((now + PATIENCE, qpn));
         self.schedule(qpn, now);
     }
 
     /// It need not be asked about any more.
     pub fn remove(&mut self, qpn: u32) {
         self.release(qpn);
-        if let Some(open) = self.open.remove(&qpn)
-            && let Some(due) = open.due
-        {
+        let Some(open) = self.open.remove(&qpn) else {
+            return;
+        };
+        self.patience.remove(&(open.since + PATIENCE, qpn));
+        if let Some(due) = open.due {
             self.due.remove(&(due, qpn));
         }
     }
@@ -146,10 +151,18 @@ impl Confirming {
         self.open.get(&qpn).is_some_and(|open| open.refused)
     }
 
-    /// When to ask next.
+    /// When to ask next, or when the patience with somebody ends.
     #[inline]
     pub fn next(&self) -> Option<Time> {
-        self.due.first().map(|(time, _)| *time)
+        let times = [self.due.first(), self.patience.first()];
+        times.into_iter().flatten().map(|(time, _)| *time).min()
+    }
+
+    /// A queue pair that was asked about for so long that its program's own timeouts are to begin.
+    pub fn pop_late(&mut self, now: Time) -> Option<u32> {
+        let (time, qpn) = *self.patience.first().filter(|(time, _)| *time <= now)?;
+        self.patience.remove(&(time, qpn));
+        Some(qpn)
     }
 
     /// A queue pair whose time has come, and the other end that it is asked about.
@@ -308,10 +321,11 @@ mod tests {
         confirming.begin(at(0));
         confirming.insert(7, other(9), at(0));
         let (mut now, mut pauses) = (at(0), Vec::new());
+        assert_eq!(confirming.pop_late(at(9_999)), None);
         let given_up = loop {
             assert_eq!(asked(&mut confirming, now, "a"), [7]);
             let then = confirming.judge(7, PeerVerdict::NotYet, Confirmation::Awaited, now);
-            let next = confirming.next().expect("it is asked again");
+            let next = confirming.due.first().expect("it is asked again").0;
             if then == Then::Deny {
                 break now;
             }
@@ -373,6 +387,28 @@ mod tests {
         // Whoever takes questions next is asked anew.
         confirming.begin(at(1));
         assert_eq!(asked(&mut confirming, at(1), "greedy").len(), MOST_OF_TENANT);
+    }
+
+    #[test]
+    fn patience_ends_without_an_answer_too() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirming.insert(7, other(9), at(0));
+        confirming.insert(8, other(9), at(5));
+        assert_eq!(asked(&mut confirming, at(5), "a"), [7, 8]);
+        assert_eq!(confirming.next(), Some(at(10_000)));
+        assert_eq!(
+            [10_000, 10_000, 10_005].map(|time| confirming.pop_late(at(time))),
+            [Some(7), None, Some(8)]
+        );
+        // Once for each; whoever is not asked about any more, or about another end, has none, or its own.
+        confirming.insert(7, other(9), at(20_000));
+        confirming.insert(7, other(10), at(20_001));
+        confirming.remove(8);
+        assert_eq!(confirming.pop_late(at(30_000)), None);
+        assert_eq!(confirming.pop_late(at(30_001)), Some(7));
+        confirming.remove(7);
+        assert_eq!(confirming.next(), None);
     }
 
     #[test]

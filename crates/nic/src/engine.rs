@@ -263,6 +263,7 @@ impl Nic {
             self.expire(now);
             self.objects.cm.handle_timeout(now, &self.gids);
         }
+        self.hear_peers(now);
         self.ask_peers(now);
         self.release_due(now);
         self.line_up(now);

@@ -90,6 +90,30 @@ fn nothing_is_sent_and_no_time_passes_until_the_other_host_confirms() {
     );
 }
 
+/// An agent that has taken the question and hangs. It is waited for so long, and then the program's own timeouts end the connection.
+#[test]
+fn an_agent_that_never_answers_keeps_nobody_waiting_for_ever() {
+    let [a, b] = hosts(8);
+    let agent = PeerAgent::of(&a);
+    let (mut left, right) = (End::new(&a), End::new(&b));
+    let memory = memory_of(&left);
+    right.program.connect_qp(&right.qp, a.address, left.qp.qpn);
+    let impatient = |attr: &mut QpAttr| (attr.timeout, attr.retry_cnt) = (1, 0);
+    left.program
+        .connect_qp_with(&left.qp, b.address, right.qp.qpn, impatient);
+    let begun = Instant::now();
+    left.program.post(&mut left.qp, send(1), &[memory.sge(0, 64)]);
+    assert_eq!(agent.question().pair.own.qpn, left.qp.qpn);
+    let failed = left.queue.wait();
+    assert_eq!((failed.wr_id, failed.status), (1, RETRY_EXC_ERR));
+    assert!(
+        begun.elapsed() >= Duration::from_secs(10),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!((a.stats.read().tx_packets, b.stats.read().rx_packets), (0, 0));
+}
+
 /// The acknowledgements of a queue pair that names somebody else's would acknowledge what that has sent.
 #[test]
 fn answers_wait_as_requests_do() {

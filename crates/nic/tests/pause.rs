@@ -244,6 +244,38 @@ fn a_move_does_not_wait_for_the_agents_word() {
     );
 }
 
+/// Requests that were posted while the queue pair stood still have no doorbell and no timer left: they go once the partner has been heard.
+#[test]
+fn what_was_posted_while_it_stood_still_goes_on_by_the_secret() {
+    let [a, b, c] = [1, 2, 3].map(|host| Server::start([127, 7, 84, host]));
+    let [mut left, mut right] = talkers(&a, &b);
+    let _silent = [&a, &b, &c].map(PeerAgent::of);
+    left.say(0..40);
+    right.say(0..40);
+    wait_for("both to be quiet", || {
+        let said = [&mut left, &mut right].map(|talker| {
+            talker.poll();
+            (talker.completed, talker.received.len())
+        });
+        (said == [(40, 40); 2]).then_some(())
+    });
+    pause(&left.end);
+    let saved = dump(&left.end);
+    assert!(saved.requests.is_empty());
+    let old = left.move_to(&c, &saved, 40);
+    done(&old, forward_request(old.qp.qpn, c.address, left.end.qp.qpn));
+    done(&old, Request::DestroyQp { qpn: old.qp.qpn });
+    left.say(40..MESSAGES);
+    resume(&left.end);
+    wait_for("what was posted", || {
+        left.poll();
+        right.poll();
+        (right.received.len() as u64 == MESSAGES).then_some(())
+    });
+    right.say(40..MESSAGES);
+    finish(&mut [left, right]);
+}
+
 fn move_one_end([a, b, c]: &[Server; 3], once_connected: impl FnOnce()) {
     let [mut left, mut right] = talkers(a, b);
     once_connected();

@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use tokio::sync::mpsc;
+use anyhow::{Context, anyhow, bail};
+use rustix::net::sockopt;
+use tokio::sync::{Mutex, mpsc};
 use verbatim_device::control::{PeerAnswer, PeerPair, PeerQuestion, PeerStanding, Reply, Request};
-use verbatim_seqpacket::Socket;
+use verbatim_seqpacket::{Error as SocketError, Socket};
 
 use crate::standby;
 
@@ -25,7 +26,7 @@ pub enum Taken {
 
 /// Takes the questions of the RNIC that is there, at most so many ahead.
 pub fn take_questions(nic: &Path, ahead: usize) -> anyhow::Result<Taken> {
-    let socket = standby::connect(nic)?;
+    let socket = standby::connect_within(nic, LIMIT)?;
     match socket.call::<_, Reply>(&Request::TakePeerQuestions, &[])?.message {
         Reply::Done => {}
         Reply::Error {
@@ -33,6 +34,8 @@ pub fn take_questions(nic: &Path, ahead: usize) -> anyhow::Result<Taken> {
         } => return Ok(Taken::TooOld(socket.into_fd())),
         other => bail!("the RNIC asks nothing: {other:?}"),
     }
+    // The next question may be long in coming.
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, None).context("setsockopt")?;
     let (sender, receiver) = mpsc::channel(ahead);
     let read = move || {
         while let Ok(question) = socket.recv::<PeerQuestion>() {
@@ -47,7 +50,7 @@ pub fn take_questions(nic: &Path, ahead: usize) -> anyhow::Result<Taken> {
     Ok(Taken::Questions(receiver))
 }
 
-/// A connection for requests, opened at first use and kept while it works.
+/// A connection for requests, opened at first use and kept while it works. One thread at a time waits for the RNIC, however many ask.
 #[derive(Debug, Default)]
 pub struct Rnic(Arc<Mutex<Option<Socket>>>);
 
@@ -77,29 +80,30 @@ impl Rnic {
     }
 
     async fn call(&self, nic: &Path, request: Request) -> anyhow::Result<Reply> {
-        let (kept, nic) = (Arc::clone(&self.0), nic.to_owned());
-        let asked = tokio::task::spawn_blocking(move || ask(&kept, &nic, &request));
+        let turn = Arc::clone(&self.0).lock_owned();
+        let mut kept = tokio::time::timeout(LIMIT, turn)
+            .await
+            .map_err(|_| anyhow!("the RNIC has not answered what was asked before, in {LIMIT:?}"))?;
+        let nic = nic.to_owned();
+        let asked = tokio::task::spawn_blocking(move || ask(&mut kept, &nic, &request));
         asked.await.context("asking the RNIC panicked")?
     }
 }
 
-fn ask(kept: &Mutex<Option<Socket>>, nic: &Path, request: &Request) -> anyhow::Result<Reply> {
-    let mut kept = kept.lock().expect("no panic under this lock");
+fn ask(kept: &mut Option<Socket>, nic: &Path, request: &Request) -> anyhow::Result<Reply> {
     // The kept one may be that of an RNIC which has ended.
     for attempt in 0..2 {
         let socket = match kept.take() {
             Some(socket) => socket,
-            None => {
-                let socket = standby::connect(nic)?;
-                socket.limit(LIMIT)?;
-                socket
-            }
+            None => standby::connect_within(nic, LIMIT)?,
         };
         match socket.call::<_, Reply>(request, &[]) {
             Ok(received) => {
                 *kept = Some(socket);
                 return Ok(received.message);
             }
+            // One that hangs is not waited for twice.
+            Err(error @ SocketError::Late { .. }) => return Err(error.into()),
             Err(error) if attempt > 0 => return Err(error.into()),
             Err(_) => {}
         }

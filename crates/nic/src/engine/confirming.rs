@@ -49,6 +49,12 @@ impl Nic {
 
     #[cold]
     fn ask_due(&mut self, now: Time) {
+        while let Some(qpn) = self.objects.confirming.pop_late(now) {
+            let qp = self.objects.qps.get(qpn);
+            if qp.is_some_and(|qp| qp.confirmation == Confirmation::Awaited) {
+                self.confirm(qpn, Confirmation::Denied, now);
+            }
+        }
         while let Some((qpn, other)) = self.objects.confirming.pop_due(now) {
             let found = self.objects.qps.get(qpn);
             let is_so =
@@ -150,6 +156,14 @@ impl Nic {
         }
     }
 
+    /// Before anybody has a turn to send: what waits in a queue pair's rings goes with that turn, and no timer or doorbell would bring another.
+    #[inline]
+    pub(super) fn hear_peers(&mut self, now: Time) {
+        for (qpn, partner) in std::mem::take(&mut self.effects.heard_peers) {
+            self.heard_of_peer(qpn, partner, now);
+        }
+    }
+
     /// A partner's RNIC has told, by the secret of both, that it is there and knows this queue pair. That is enough to go on; whether the
     /// other end names this one is asked meanwhile.
     pub(super) fn heard_of_peer(&mut self, qpn: u32, partner: Location, now: Time) {
@@ -169,14 +183,22 @@ impl Nic {
     }
 
     fn judge_peer(&mut self, qpn: u32, verdict: PeerVerdict, now: Time) {
+        let Objects { qps, confirming, .. } = &mut self.objects;
+        let Some(qp) = qps.get(qpn) else {
+            return confirming.remove(qpn);
+        };
+        match confirming.judge(qpn, verdict, qp.confirmation, now) {
+            Then::Wait => {}
+            Then::Open => self.confirm(qpn, Confirmation::Confirmed, now),
+            Then::Deny => self.confirm(qpn, Confirmation::Denied, now),
+        }
+    }
+
+    /// Before anybody has a turn to send, as for whoever was heard.
+    fn confirm(&mut self, qpn: u32, confirmation: Confirmation, now: Time) {
         let Self { objects, touched, .. } = self;
         let Some(qp) = objects.qps.get_mut(qpn) else {
-            return objects.confirming.remove(qpn);
-        };
-        let confirmation = match objects.confirming.judge(qpn, verdict, qp.confirmation, now) {
-            Then::Wait => return,
-            Then::Open => Confirmation::Confirmed,
-            Then::Deny => Confirmation::Denied,
+            return;
         };
         let before = std::mem::replace(&mut qp.confirmation, confirmation);
         if before == confirmation || before.is_open() && confirmation.is_open() {

@@ -23,15 +23,11 @@ impl Nic {
                 truncated_contexts,
                 broken_qps,
                 moved_peers,
-                heard_peers,
                 ..
             } = std::mem::take(&mut self.effects);
             self.effects.events = events;
             for (qpn, from) in moved_peers {
                 self.objects.share_new_way(qpn, from);
-            }
-            for (qpn, partner) in heard_peers {
-                self.heard_of_peer(qpn, partner, now);
             }
             self.counters.cq_overruns += overrun_cqs.len() as u64;
             self.counters.bad_indices += broken_qps.len() as u64;

@@ -15,7 +15,8 @@ pub struct Effects {
     pub broken_qps: Vec<u32>,
     /// Queue pairs whose partner has gone on elsewhere, and where it was.
     pub moved_peers: Vec<(u32, IpAddr)>,
-    /// Queue pairs that have heard from their partner by the secret of both, and where it is.
+    /// Queue pairs that have heard from their partner by the secret of both, and where it is. They are looked at before anybody has a turn
+    /// to send.
     pub heard_peers: Vec<(u32, Location)>,
     /// RESUMEs for queue pairs that have left, and the own address that they came to.
     pub forwarded: Vec<(Forwarded, IpAddr)>,
@@ -30,7 +31,7 @@ impl Effects {
             truncated_contexts,
             broken_qps,
             moved_peers,
-            heard_peers,
+            heard_peers: _,
             forwarded: _,
             events: _,
         } = self;
@@ -38,7 +39,6 @@ impl Effects {
             && truncated_contexts.is_empty()
             && broken_qps.is_empty()
             && moved_peers.is_empty()
-            && heard_peers.is_empty()
     }
 
     /// A program is to be told.
