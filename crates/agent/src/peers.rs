@@ -186,6 +186,11 @@ impl Peers {
         agreed.is_some_and(|agreed| agreed.capabilities.iter().any(|name| name == capability))
     }
 
+    /// Whether the agent of `host` has said what it knows, and this capability is not among it.
+    pub fn lacks(&self, host: &str, capability: &str) -> bool {
+        self.lock_agreed().contains_key(host) && !self.can(host, capability)
+    }
+
     /// An error if one of these programs could not speak to the agent of `host`, which has been connected to.
     pub fn must_know(&self, host: &str, guests: &[Guest]) -> anyhow::Result<()> {
         match self.lock_agreed().get(host) {

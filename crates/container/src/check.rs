@@ -6,7 +6,9 @@
 mod kinds;
 mod memory;
 mod nameless;
+mod owners;
 mod sockets;
+mod watches;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -16,9 +18,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::bundle::{is_harmless_device, is_own_terminal, is_terminal};
+use crate::kept::lack_of_room;
 use crate::rnic::is_rnic;
+use watches::Watches;
 
 pub use memory::{Pages, huge_pages, lack_of_huge_pages, memory_policies};
+pub use nameless::Carried;
 pub(crate) use nameless::GHOST_LIMIT_BYTES;
 
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
@@ -41,12 +46,22 @@ const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 /// Where a container has the nodes of its RNICs.
 const RNIC_NODES: &str = "/dev/infiniband/uverbs";
 
+/// How long is searched for what a container's descriptors refer to: files behind watches, processes behind sockets.
+const SEARCH_LIMIT: Duration = Duration::from_secs(5);
+
 /// What stands in the way of a checkpoint of the container with this first process, in words for an operator. `rnics`: that it has RNICs
 /// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)).
 ///
 /// `guests`: processes with RDMA, whose guest library of an earlier release has a semaphore that may become a counter. `carried` is the
-/// device number of the file system that moves along, if there is one.
-pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32], carried: Option<u64>) -> io::Result<Vec<String>> {
+/// file system that moves along, if there is one.
+pub fn blockers(
+    init_pid: i32,
+    rnics: bool,
+    guests: &[i32],
+    carried: Option<Carried>,
+) -> io::Result<Vec<String>> {
+    let until = Instant::now() + SEARCH_LIMIT;
+    let watches = Watches::of(init_pid, until);
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
     let processes = with_nested(init_pid, processes)?;
@@ -61,7 +76,7 @@ pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32], carried: Option<u64>
         }
         // A process that ends while we look is no blocker.
         found.extend(
-            kinds::problems(init_pid, *pid, &processes, guests.contains(pid))
+            kinds::problems(init_pid, *pid, &processes, guests.contains(pid), &watches)
                 .into_iter()
                 .map(|problem| format!("{who}: {problem}")),
         );
@@ -77,7 +92,9 @@ pub fn blockers(init_pid: i32, rnics: bool, guests: &[i32], carried: Option<u64>
             found.push(format!("{who}: {problem}"));
         }
     }
-    found.extend(sockets::problems(init_pid, &processes));
+    found.extend(sockets::problems(init_pid, &processes, until));
+    // One whose processes end while we look has room; the dump looks again.
+    found.extend(lack_of_room(init_pid).unwrap_or_default());
     Ok(found)
 }
 
@@ -255,7 +272,7 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
 fn descriptor_problems(
     pid: i32,
     mounts: &HashSet<u32>,
-    (rnics, carried, is_guest): (bool, Option<u64>, bool),
+    (rnics, carried, is_guest): (bool, Option<Carried>, bool),
 ) -> io::Result<Vec<String>> {
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -295,7 +312,7 @@ fn descriptor_problem(
     target: &Path,
     link: &Path,
     mounts: &HashSet<u32>,
-    (rnics, carried): (bool, Option<u64>),
+    (rnics, carried): (bool, Option<Carried>),
 ) -> Option<String> {
     let text = target.to_string_lossy();
     if text.starts_with("anon_inode:") {

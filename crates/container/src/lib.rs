@@ -77,8 +77,8 @@ pub mod fuzzing {
 pub use bundle::{Bind, Bundle, BundleConfig, FolderMount, STARTED_NAME, Workload, has_device};
 pub use cgroup::{Cgroup, CgroupBeside, CgroupVersion, remove_cgroup_parent};
 pub use check::{
-    Pages, added, blockers, huge_pages, lack_of_huge_pages, memory_policies, notes, of_users, with_rnics,
-    with_terminals,
+    Carried, Pages, added, blockers, huge_pages, lack_of_huge_pages, memory_policies, notes, of_users,
+    with_rnics, with_terminals,
 };
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};

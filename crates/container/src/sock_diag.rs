@@ -2,6 +2,7 @@
 //!
 //! A list is one of the thread's own network namespace. It is a snapshot: sockets come and go while it is made.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -56,13 +57,47 @@ pub(crate) struct Unix {
 pub(crate) fn tcp(states: u32) -> io::Result<Vec<Tcp>> {
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        // struct inet_diag_req_v2: family, protocol, extensions, padding, states, and an empty id.
-        let mut request = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
-        request.extend_from_slice(&states.to_ne_bytes());
-        request.resize(56, 0);
-        dump(&request, |message| found.extend(tcp_of(message)))?;
+        dump(&tcp_request(family, states), |message| {
+            found.extend(tcp_of(message))
+        })?;
     }
     Ok(found)
+}
+
+/// Inodes of TCP sockets that have keys for signatures (`TCP_MD5SIG`), of both families. The kernel says it to who has `CAP_NET_ADMIN`.
+pub(crate) fn signed() -> io::Result<HashSet<u32>> {
+    let mut found = HashSet::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        dump(&tcp_request(family, u32::MAX), |message| {
+            if has_signatures(message) {
+                found.extend(word(message, 68));
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+/// Whether a `struct inet_diag_msg` has the attribute `INET_DIAG_MD5SIG` behind it.
+fn has_signatures(message: &[u8]) -> bool {
+    const HEAD_BYTES: usize = 72;
+    const MD5SIG: u16 = 18;
+    let mut rest = message.get(HEAD_BYTES..).unwrap_or_default();
+    while let Some((&[low, high, kind, kind_high], _)) = rest.split_first_chunk::<4>() {
+        if u16::from_ne_bytes([kind, kind_high]) == MD5SIG {
+            return true;
+        }
+        let length = usize::from(u16::from_ne_bytes([low, high])).max(4);
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    false
+}
+
+/// `struct inet_diag_req_v2`: family, protocol, extensions, padding, states, and an empty id.
+fn tcp_request(family: i32, states: u32) -> Vec<u8> {
+    let mut request = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+    request.extend_from_slice(&states.to_ne_bytes());
+    request.resize(56, 0);
+    request
 }
 
 /// Sockets of AF_UNIX.

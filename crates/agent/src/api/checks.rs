@@ -114,7 +114,9 @@ pub async fn check(agent: &Shared, name: &str, destination: &str, deep: bool) ->
         }
         notes.push("the guest's RAM goes ahead, tracked from outside (userfaultfd)".to_owned());
     } else {
-        blockers.extend(source::obstacles::of_tasks(agent, &instance).await);
+        // What it knows decides some of it. One that is out of reach is named below.
+        let _ = agent.peers.connect(destination).await;
+        blockers.extend(source::obstacles::of_tasks(agent, &instance, destination).await);
         notes.extend(source::obstacles::notes_of_tasks(agent, &instance).await);
         let policies = tokio::task::spawn_blocking(move || verbatim_container::memory_policies(init));
         notes.extend(policies.await?.unwrap_or_default());

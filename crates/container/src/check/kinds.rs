@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-
-use rustix::fs::{Mode, OFlags};
 
 use super::Process;
+use super::watches::Watches;
 use crate::fdinfo::{is_semaphore, line};
 
 /// Namespaces of a process of which CRIU takes one for the container (`criu/namespaces.c`): further ones for mounts it takes.
@@ -26,7 +23,13 @@ const NAMESPACES: [(&str, &str); 9] = [
 /// What stands in the way of a process, in words that follow its name. `all`: the processes of the container.
 ///
 /// `has_rdma`: its semaphores are no blockers.
-pub(super) fn problems(init: i32, pid: i32, all: &BTreeMap<i32, Process>, has_rdma: bool) -> Vec<String> {
+pub(super) fn problems(
+    init: i32,
+    pid: i32,
+    all: &BTreeMap<i32, Process>,
+    has_rdma: bool,
+    watches: &Watches,
+) -> Vec<String> {
     let mut problems = Vec::new();
     problems.extend(nested(init, pid));
     problems.extend(dead_leader(pid));
@@ -49,7 +52,7 @@ pub(super) fn problems(init: i32, pid: i32, all: &BTreeMap<i32, Process>, has_rd
             ),
             "anon_inode:bpf-map" => bpf_map(&fdinfo()),
             "anon_inode:[pidfd]" => pidfd(&fdinfo(), all),
-            "anon_inode:inotify" => watches(init, &fdinfo()),
+            "anon_inode:inotify" => watches.problem(&fdinfo()),
             _ => None,
         };
         problems.extend(found.map(|found| format!("descriptor {number} {found}")));
@@ -146,155 +149,6 @@ fn pidfd(fdinfo: &str, all: &BTreeMap<i32, Process>) -> Option<String> {
     })
 }
 
-/// A watch of inotify on something that CRIU does not find again.
-fn watches(init: i32, fdinfo: &str) -> Option<String> {
-    let lines = fdinfo.lines().filter(|line| line.starts_with("inotify "));
-    for watch in lines.filter_map(Watch::of) {
-        if let Some(why) = watch.is_lost(init) {
-            return Some(format!(
-                "watches (inotify) inode {} of device {}:{}, {why}; have the program end that watch before the move",
-                watch.inode,
-                watch.device >> 20,
-                watch.device & 0xf_ffff
-            ));
-        }
-    }
-    None
-}
-
-/// A line of an inotify's `fdinfo`.
-#[derive(Debug, PartialEq, Eq)]
-struct Watch {
-    inode: u64,
-    /// As the kernel counts it: 12 bits and 20.
-    device: u64,
-    kind: i32,
-    handle: Vec<u8>,
-}
-
-impl Watch {
-    fn of(line: &str) -> Option<Self> {
-        let value = |name: &str| {
-            let mut words = line.split_ascii_whitespace();
-            words.find_map(|word| word.strip_prefix(name))
-        };
-        let number = |name: &str| value(name).and_then(|text| u64::from_str_radix(text, 16).ok());
-        let handle = value("f_handle:").unwrap_or_default();
-        let bytes =
-            (0..handle.len() / 2).map(|at| u8::from_str_radix(handle.get(at * 2..at * 2 + 2)?, 16).ok());
-        Some(Self {
-            inode: number("ino:")?,
-            device: number("sdev:")?,
-            kind: number("fhandle-type:").unwrap_or(0) as i32,
-            handle: bytes.collect::<Option<_>>()?,
-        })
-    }
-
-    /// Why CRIU will not find it again, if so.
-    fn is_lost(&self, init: i32) -> Option<&'static str> {
-        if self.handle.is_empty() {
-            return Some("which the kernel gives no handle for");
-        }
-        let mountinfo = super::read_text(format!("/proc/{init}/mountinfo")).ok()?;
-        let device = format!("{}:{}", self.device >> 20, self.device & 0xf_ffff);
-        let point = mountinfo.lines().find_map(|line| {
-            let mut words = line.split(' ');
-            (words.nth(2) == Some(device.as_str())).then(|| words.nth(1))?
-        });
-        // Of no mount of the container's first process: one of its children's, maybe.
-        let point = point?;
-        let path = format!("/proc/{init}/root{point}");
-        let mount = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        match open_by_handle(&mount, self.kind, &self.handle) {
-            Ok(file) => {
-                let meta = rustix::fs::fstat(file.as_fd()).ok()?;
-                (meta.st_nlink == 0).then_some("which is deleted, and whose watch would end silently")
-            }
-            Err(rustix::io::Errno::PERM) => None,
-            Err(_) => (!is_where_criu_looks(init, self.inode))
-                .then_some("which CRIU cannot open again (of a lower layer of an overlay, or deleted)"),
-        }
-    }
-}
-
-/// Whether CRIU finds an inode that it cannot open by its handle: it searches these folders (`criu/irmap.c`).
-fn is_where_criu_looks(init: i32, inode: u64) -> bool {
-    const FOLDERS: [&str; 7] = [
-        "etc",
-        "var/spool",
-        "var/log",
-        "usr/share/dbus-1/system-services",
-        "var/lib/polkit-1/localauthority",
-        "usr/share/polkit-1/actions",
-        "lib/udev",
-    ];
-    /// More than a container has there.
-    const MOST: usize = 200_000;
-    let root = format!("/proc/{init}/root");
-    let is_it = |path: &Path| {
-        fs::symlink_metadata(path).is_ok_and(|meta| std::os::unix::fs::MetadataExt::ino(&meta) == inode)
-    };
-    if is_it(Path::new(&format!("{root}/."))) {
-        return true;
-    }
-    let mut folders: Vec<_> = FOLDERS
-        .iter()
-        .map(|folder| Path::new(&root).join(folder))
-        .collect();
-    let mut seen = 0;
-    while let Some(folder) = folders.pop() {
-        if is_it(&folder) {
-            return true;
-        }
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            seen += 1;
-            if seen > MOST {
-                return false;
-            }
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
-                _ if is_it(&entry.path()) => return true,
-                _ => {}
-            }
-        }
-    }
-    false
-}
-
-/// `man 2 open_by_handle_at`.
-fn open_by_handle(mount: &OwnedFd, kind: i32, bytes: &[u8]) -> rustix::io::Result<OwnedFd> {
-    use std::os::fd::{AsRawFd, FromRawFd};
-
-    let mut handle = Vec::with_capacity(8 + bytes.len());
-    handle.extend_from_slice(&(bytes.len() as u32).to_ne_bytes());
-    handle.extend_from_slice(&kind.to_ne_bytes());
-    handle.extend_from_slice(bytes);
-    // Words, so that it is aligned.
-    let mut words = vec![0u64; handle.len().div_ceil(8)];
-    for (word, bytes) in words.iter_mut().zip(handle.chunks(8)) {
-        let mut all = [0; 8];
-        all[..bytes.len()].copy_from_slice(bytes);
-        *word = u64::from_ne_bytes(all);
-    }
-    // SAFETY: it is a struct file_handle with as many bytes as it says, aligned, and the kernel writes nothing beyond it.
-    let raw = unsafe {
-        libc::syscall(
-            libc::SYS_open_by_handle_at,
-            mount.as_raw_fd(),
-            words.as_mut_ptr(),
-            libc::O_PATH | libc::O_CLOEXEC,
-        )
-    };
-    match raw {
-        // SAFETY: it was just opened, and is nobody else's.
-        raw if raw >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(raw as i32) }),
-        _ => {
-            let error = std::io::Error::last_os_error();
-            Err(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,42 +157,6 @@ mod tests {
     fn a_session_is_read_behind_any_name() {
         assert_eq!(session_of("7 (a) b) ) S 1 7 5 0 -1 4"), Some(5));
         assert_eq!(session_of("7"), None);
-    }
-
-    #[test]
-    fn a_watch_is_read_with_its_handle() {
-        let line = "inotify wd:1 ino:15e sdev:2d mask:2 ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:5e010000a1b2c3d4";
-        let watch = Watch::of(line).unwrap();
-        assert_eq!((watch.inode, watch.device, watch.kind), (0x15e, 0x2d, 1));
-        assert_eq!(watch.handle, [0x5e, 1, 0, 0, 0xa1, 0xb2, 0xc3, 0xd4]);
-        let without = Watch::of("inotify wd:1 ino:15e sdev:2d mask:2 ignored_mask:0").unwrap();
-        assert!(
-            without
-                .is_lost(std::process::id() as i32)
-                .unwrap()
-                .contains("no handle")
-        );
-        assert_eq!(Watch::of("inotify wd:1"), None);
-    }
-
-    #[test]
-    fn a_watch_on_a_file_that_is_there_is_found_again() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let inotify = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::CLOEXEC).unwrap();
-        let flags = rustix::fs::inotify::WatchFlags::MODIFY;
-        rustix::fs::inotify::add_watch(&inotify, file.path(), flags).unwrap();
-        let own = std::process::id() as i32;
-        let path = format!("/proc/self/fdinfo/{}", std::os::fd::AsRawFd::as_raw_fd(&inotify));
-        let fdinfo = || fs::read_to_string(&path).unwrap();
-        assert_eq!(watches(own, &fdinfo()), None, "{}", fdinfo());
-        let open = file.reopen().unwrap();
-        drop(file);
-        // The watch lasts as long as somebody has the file open.
-        let found = watches(own, &fdinfo());
-        if fdinfo().contains("inotify wd:") {
-            assert!(found.is_some(), "{}", fdinfo());
-        }
-        drop(open);
     }
 
     #[test]

@@ -30,8 +30,21 @@ const MEMORY: [&str; 5] = [
     "/anon_hugepage",
 ];
 
-/// Why a descriptor of that file cannot be moved. `carried` is the device number of the file system that moves along.
-pub(super) fn descriptor_problem(target: &str, metadata: &Metadata, carried: Option<u64>) -> Option<String> {
+/// The file system that moves along with a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Carried {
+    /// Its device number.
+    pub device: u64,
+    /// Names of one file are names of one file where it arrives, too.
+    pub keeps_links: bool,
+}
+
+/// Why a descriptor of that file cannot be moved. `carried` is the file system that moves along.
+pub(super) fn descriptor_problem(
+    target: &str,
+    metadata: &Metadata,
+    carried: Option<Carried>,
+) -> Option<String> {
     if target.starts_with(SECRET) {
         return Some(
             "is secret memory (memfd_secret), which nobody but its process can read; close and unmap it"
@@ -41,7 +54,7 @@ pub(super) fn descriptor_problem(target: &str, metadata: &Metadata, carried: Opt
     file_problem(target, metadata, carried).map(|problem| format!("is {problem}"))
 }
 
-fn file_problem(target: &str, metadata: &Metadata, carried: Option<u64>) -> Option<String> {
+fn file_problem(target: &str, metadata: &Metadata, carried: Option<Carried>) -> Option<String> {
     let kind = metadata.file_type();
     if !kind.is_file() || MEMORY.iter().any(|name| target.starts_with(name)) {
         return None;
@@ -54,13 +67,24 @@ fn file_problem(target: &str, metadata: &Metadata, carried: Option<u64>) -> Opti
         ));
     }
     let is_renamed = target.ends_with(DELETED) && metadata.nlink() > 0;
-    (is_renamed && carried != Some(metadata.dev())).then(|| {
-        "a file whose name was removed while it has others, outside of /tmp and /dev/shm; open it by a name that stays".to_owned()
-    })
+    if !is_renamed {
+        return None;
+    }
+    match carried.filter(|carried| carried.device == metadata.dev()) {
+        Some(Carried { keeps_links: true, .. }) => None,
+        Some(_) => Some(
+            "a file whose name was removed while it has others, and the destination's agent makes each name a file of its own; upgrade that \
+             agent, or open the file by a name that stays"
+                .to_owned(),
+        ),
+        None => Some(
+            "a file whose name was removed while it has others, outside of /tmp and /dev/shm; open it by a name that stays".to_owned(),
+        ),
+    }
 }
 
 /// Problems of what a process has mapped.
-pub(super) fn mapping_problems(pid: i32, carried: Option<u64>) -> io::Result<Vec<String>> {
+pub(super) fn mapping_problems(pid: i32, carried: Option<Carried>) -> io::Result<Vec<String>> {
     let maps = read_text(Path::new(&format!("/proc/{pid}/maps")))?;
     let (mut seen, mut problems) = (HashSet::new(), Vec::new());
     for mapping in maps.lines().filter_map(Mapping::parse) {
@@ -95,7 +119,7 @@ impl<'a> Mapping<'a> {
         })
     }
 
-    fn problem(&self, pid: i32, carried: Option<u64>) -> Option<String> {
+    fn problem(&self, pid: i32, carried: Option<Carried>) -> Option<String> {
         let path = self.path;
         if path.starts_with(SECRET) {
             return Some(format!(
@@ -134,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    fn of(file: &File, target: &str, carried: Option<u64>) -> Option<String> {
+    fn of(file: &File, target: &str, carried: Option<Carried>) -> Option<String> {
         descriptor_problem(target, &file.metadata().unwrap(), carried)
     }
 
@@ -152,11 +176,16 @@ mod tests {
         let file = File::create(&one).unwrap();
         fs::hard_link(&one, &other).unwrap();
         let own = file.metadata().unwrap().dev();
+        let on = |device, keeps_links| Some(Carried { device, keeps_links });
         assert_eq!(of(&file, "/one", None), None, "it has its name");
         let gone = of(&file, "/one (deleted)", None).unwrap();
         assert!(gone.contains("whose name was removed"), "{gone}");
-        assert!(of(&file, "/one (deleted)", Some(own + 1)).is_some());
-        assert_eq!(of(&file, "/one (deleted)", Some(own)), None);
+        assert!(of(&file, "/one (deleted)", on(own + 1, true)).is_some());
+        assert_eq!(of(&file, "/one (deleted)", on(own, true)), None);
+        // An agent of an earlier release would give the open file another inode than its names.
+        let apart = of(&file, "/one (deleted)", on(own, false)).unwrap();
+        assert!(apart.contains("upgrade that agent"), "{apart}");
+        assert_eq!(of(&file, "/one", on(own, false)), None, "it has its name");
     }
 
     #[test]

@@ -5,10 +5,12 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::Process;
+use super::owners::{Owner, Owners};
 use crate::namespace::inside_of;
 use crate::sock_diag::{self, Unix};
 
@@ -31,17 +33,33 @@ const TAKEN: [&str; 11] = [
 const LOOKS: usize = 3;
 const APART: std::time::Duration = std::time::Duration::from_millis(50);
 
+/// Where a socket of AF_UNIX leads that has no other end in the container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Other {
+    /// To this one.
+    Peer(u32),
+    /// The socket is of another network namespace, maybe the host's own.
+    Foreign,
+}
+
 /// A socket of the container's.
 struct Held {
     process: i32,
     descriptor: String,
 }
 
-/// What stands in the way, with the process before it.
-pub(super) fn problems(init: i32, processes: &BTreeMap<i32, Process>) -> Vec<String> {
+/// What stands in the way, with the process before it. Nobody outside of the container is looked for after `until`.
+pub(super) fn problems(init: i32, processes: &BTreeMap<i32, Process>, until: Instant) -> Vec<String> {
     let mut problems = Vec::new();
     let mut held: HashMap<u32, Held> = HashMap::new();
     let mut of_unix = Vec::new();
+    let signed = match inside_of(init, sock_diag::signed) {
+        Ok(signed) => signed,
+        Err(error) => {
+            problems.push(format!("TCP sockets cannot be looked at: {error}"));
+            HashSet::new()
+        }
+    };
     for (pid, process) in processes {
         for (descriptor, inode) in sockets(*pid) {
             if held.contains_key(&inode) {
@@ -73,6 +91,12 @@ pub(super) fn problems(init: i32, processes: &BTreeMap<i32, Process>) -> Vec<Str
                     process.command
                 ));
             }
+            if signed.contains(&inode) {
+                problems.push(format!(
+                    "process {pid} ({}): descriptor {descriptor} is a TCP socket with signatures (TCP_MD5SIG, RFC 2385), whose keys CRIU does not keep: its peers would drop all that it sends; have the program end those connections before the move",
+                    process.command
+                ));
+            }
             if protocol.starts_with("UNIX") {
                 of_unix.push((*pid, descriptor.clone(), inode));
             }
@@ -83,7 +107,7 @@ pub(super) fn problems(init: i32, processes: &BTreeMap<i32, Process>) -> Vec<Str
         }
     }
     if !of_unix.is_empty() {
-        match unix_problems(init, processes, &held, &of_unix) {
+        match unix_problems(init, processes, &held, &of_unix, until) {
             Ok(found) => problems.extend(found),
             Err(error) => problems.push(format!("sockets of AF_UNIX cannot be looked at: {error}")),
         }
@@ -118,7 +142,7 @@ fn sockets(pid: i32) -> Vec<(String, u32)> {
 }
 
 /// Of `socket:[INODE]`.
-fn inode(target: &str) -> Option<u32> {
+pub(super) fn inode(target: &str) -> Option<u32> {
     target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
@@ -176,6 +200,7 @@ fn unix_problems(
     processes: &BTreeMap<i32, Process>,
     held: &HashMap<u32, Held>,
     of_unix: &[(i32, String, u32)],
+    until: Instant,
 ) -> io::Result<Vec<String>> {
     let list = || inside_of(init, sock_diag::unix);
     let all = list()?;
@@ -196,43 +221,58 @@ fn unix_problems(
         .flat_map(|socket| socket.waiting.iter().copied())
         .collect();
     let mut reported = HashSet::new();
-    for (pid, descriptor, inode) in of_unix {
-        if !reported.insert(*inode) {
+    let mut leading: Vec<(&(i32, String, u32), Other)> = Vec::new();
+    for one in of_unix {
+        let inode = one.2;
+        if !reported.insert(inode) {
             continue;
         }
-        let Some(socket) = known.get(inode) else {
-            if is_still_there(*pid, descriptor, *inode) && !is_ours_by_peer(*inode) {
-                problems.push(format!(
-                    "process {pid} ({}): descriptor {descriptor} is a socket of AF_UNIX of another network namespace; have the program close it before the move",
-                    name(*pid)
-                ));
-            }
-            continue;
+        let other = match known.get(&inode) {
+            None => Other::Foreign,
+            Some(socket) => match socket.peer.filter(|peer| *peer != 0) {
+                Some(peer) if !held.contains_key(&peer) && !waiting.contains(&inode) => Other::Peer(peer),
+                _ => continue,
+            },
         };
-        let Some(peer) = socket.peer.filter(|peer| *peer != 0) else {
-            continue;
-        };
-        if held.contains_key(&peer) || waiting.contains(inode) {
-            continue;
-        }
-        // It may have been made since, or be on its way in a message.
-        let is_inside = known.contains_key(&peer);
-        let owner = owner_of(peer);
-        if is_inside && owner.is_none() || !is_still_there(*pid, descriptor, *inode) {
-            continue;
-        }
-        if owner
-            .as_ref()
-            .is_some_and(|owner| processes.contains_key(&owner.pid))
-        {
-            continue;
-        }
-        if owner.as_ref().is_some_and(Owner::is_ours) {
+        leading.push((one, other));
+    }
+    // Of a socket of another network namespace the kernel says the peer there.
+    let of_host = match leading.iter().any(|(_, other)| *other == Other::Foreign) {
+        true => of(&sock_diag::unix().unwrap_or_default()),
+        false => HashMap::new(),
+    };
+    let peer_of = |inode: u32, other: &Other| match other {
+        Other::Peer(peer) => Some(*peer),
+        Other::Foreign => of_host.get(&inode)?.peer.filter(|peer| *peer != 0),
+    };
+    let wanted = leading
+        .iter()
+        .filter_map(|(one, other)| peer_of(one.2, other))
+        .collect();
+    let owners = Owners::of(wanted, until);
+    for ((pid, descriptor, inode), other) in leading {
+        let owner = peer_of(*inode, &other).and_then(|peer| owners.get(peer));
+        let is_ours = owner.is_some_and(Owner::is_ours);
+        if is_ours || !is_still_there(*pid, descriptor, *inode) {
             // Its channels to our own daemons are closed for the move.
+            continue;
+        }
+        let Other::Peer(peer) = other else {
+            problems.push(format!(
+                "process {pid} ({}): descriptor {descriptor} is a socket of AF_UNIX of another network namespace; have the program close it before the move",
+                name(*pid)
+            ));
+            continue;
+        };
+        // It may have been made since, or be on its way in a message.
+        if known.contains_key(&peer) && owner.is_none()
+            || owner.is_some_and(|owner| processes.contains_key(&owner.pid))
+        {
             continue;
         }
         let whose = match owner {
             Some(owner) => format!("process {} ({}) of the host", owner.pid, owner.command),
+            None if !owners.is_whole => "a process that was not found in time: this host has many".to_owned(),
             None => "somebody outside of the container".to_owned(),
         };
         problems.push(format!(
@@ -290,54 +330,6 @@ fn not_accepted<'a>(
         ))
     });
     Ok(words.collect())
-}
-
-/// Who has a socket.
-struct Owner {
-    pid: i32,
-    command: String,
-}
-
-impl Owner {
-    /// It is one of our daemons, of whichever release.
-    fn is_ours(&self) -> bool {
-        let program = fs::read_link(format!("/proc/{}/exe", self.pid)).unwrap_or_default();
-        let name = program.file_name().unwrap_or_default();
-        self.pid == std::process::id() as i32 || name.as_encoded_bytes().starts_with(b"verbatim")
-    }
-}
-
-/// The first process of this host that has a socket.
-fn owner_of(wanted: u32) -> Option<Owner> {
-    let wanted = format!("socket:[{wanted}]");
-    for entry in fs::read_dir("/proc").ok()?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let descriptors = fs::read_dir(entry.path().join("fd"));
-        let mut links = descriptors.into_iter().flatten().flatten();
-        let has = |link: fs::DirEntry| {
-            fs::read_link(link.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())
-        };
-        if links.any(has) {
-            let command = super::read_text(entry.path().join("comm")).unwrap_or_default();
-            return Some(Owner {
-                pid,
-                command: command.trim().to_owned(),
-            });
-        }
-    }
-    None
-}
-
-/// Whether a socket of this host's own namespace, which a process of the container has, leads to one of our daemons.
-fn is_ours_by_peer(inode: u32) -> bool {
-    let Ok(all) = sock_diag::unix() else {
-        return false;
-    };
-    let peer = all.iter().find(|socket| socket.inode == inode);
-    let peer = peer.and_then(|socket| socket.peer).filter(|peer| *peer != 0);
-    peer.and_then(owner_of).is_some_and(|owner| owner.is_ours())
 }
 
 #[cfg(test)]
@@ -412,6 +404,34 @@ mod tests {
         )
         .unwrap();
         assert!(is_corked(own, &number));
+    }
+
+    #[test]
+    fn sockets_with_signatures_are_found() {
+        use std::os::fd::AsFd;
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // struct tcp_md5sig: an address, flags, the key's length, and the key.
+        let mut signature = [0u8; 216];
+        signature[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        signature[4..8].copy_from_slice(&[127, 0, 0, 2]);
+        signature[130..132].copy_from_slice(&4u16.to_ne_bytes());
+        signature[136..140].copy_from_slice(b"key!");
+        let set = crate::sockopt::set(listener.as_fd(), libc::IPPROTO_TCP, libc::TCP_MD5SIG, &signature);
+        if let Err(error) = set {
+            return eprintln!("skipped: {error}");
+        }
+        let of = |socket: &std::net::TcpListener| {
+            let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+            inode(&link.to_string_lossy()).unwrap()
+        };
+        let signed = sock_diag::signed().unwrap();
+        assert!(
+            signed.contains(&of(&listener)),
+            "it needs CAP_NET_ADMIN: {signed:?}"
+        );
+        assert!(!signed.contains(&of(&plain)));
     }
 
     #[test]

@@ -2,14 +2,16 @@
 //! CRIU's images, put into the restored tasks before they run.
 //!
 //! - [`timers`]: when timerfds expire, what nobody has read of them, and counts of eventfds;
-//! - [`options`]: options of sockets;
+//! - [`options`]: options of sockets, where they differ from those of a new one ([`fresh`]);
 //! - [`threads`]: on which processors a thread may run, and its timer slack;
 //! - [`unaccepted`]: connections that go, and whose clients are told so.
 //!
 //! A descriptor is known by its number and that of its process within the container. Sockets and the like are reached by a duplicate
 //! (`pidfd_getfd(2)`), which is the same object.
 
+mod fresh;
 mod options;
+mod room;
 mod threads;
 mod timers;
 pub(crate) mod unaccepted;
@@ -28,6 +30,7 @@ use crate::check::read_text;
 use crate::descriptors::Descriptors;
 use crate::fdinfo::line;
 
+use fresh::Fresh;
 pub use unaccepted::Connection;
 
 /// The file beside CRIU's images.
@@ -36,6 +39,8 @@ const NAME: &str = "verbatim-kept.json";
 /// How long it may be, and how many things it may name.
 const MAX_BYTES: u64 = 64 << 20;
 const MAX_THINGS: usize = 1 << 18;
+
+pub(crate) use room::lack_of_room;
 
 /// What is kept.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -68,6 +73,7 @@ impl Kept {
         };
         let mut seen = HashSet::new();
         let mut of_threads = Vec::new();
+        let mut fresh = Fresh::of_process(init);
         for process in tasks_of(init)? {
             let numbers = descriptors.of_process(process.pid);
             process.each_descriptor(numbers, |duplicate, number, target| {
@@ -96,7 +102,7 @@ impl Kept {
                             }));
                     }
                     socket if socket.starts_with("socket:") && seen.insert(socket.to_owned()) => {
-                        let options = options::Options::read(duplicate()?.as_fd())?;
+                        let options = options::Options::read(duplicate()?.as_fd(), &mut fresh)?;
                         kept.sockets.extend(options.map(at));
                     }
                     _ => {}
@@ -105,12 +111,6 @@ impl Kept {
             })?;
             of_threads.extend(threads::read(process.pid)?);
         }
-        let things = kept.lost.len() + kept.timers.len() + kept.counts.len() + kept.sockets.len();
-        if things + of_threads.len() > MAX_THINGS {
-            bail!(
-                "the container has more than {MAX_THINGS} sockets, timers and threads of which something is to be kept"
-            );
-        }
         kept.threads = Some(of_threads);
         Ok(kept)
     }
@@ -118,8 +118,16 @@ impl Kept {
     /// Writes it into the folder of CRIU's images.
     pub fn write(&self, images: &Path) -> anyhow::Result<()> {
         let path = images.join(NAME);
-        fs::write(&path, serde_json::to_vec(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        let text = serde_json::to_vec(self)?;
+        if let Some(lack) = room::lack(self.things(), text.len() as u64) {
+            bail!("{lack}");
+        }
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn things(&self) -> usize {
+        let threads = self.threads.as_ref().map_or(0, Vec::len);
+        self.lost.len() + self.timers.len() + self.counts.len() + self.sockets.len() + threads
     }
 
     /// What a source has written; nothing where it is of a release that writes none.

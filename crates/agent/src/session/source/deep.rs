@@ -108,9 +108,11 @@ pub async fn before_migration(
     if !is_worth_it(look, known.as_ref(), to, request.limits.max_blackout) {
         return None;
     }
+    if agent.peers.connect(to).await.is_err() {
+        return None;
+    }
     // What is refused anyway is refused without standing still.
-    let blockers = super::obstacles::of_tasks(agent, instance).await;
-    if !blockers.is_empty() || agent.peers.connect(to).await.is_err() {
+    if !super::obstacles::of_tasks(agent, instance, to).await.is_empty() {
         return None;
     }
     Some(try_dump(agent, instance, to, control, progress).await)

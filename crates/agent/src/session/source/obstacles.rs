@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use verbatim_container::{Descriptors, Kept};
+use verbatim_container::{Carried, Descriptors, Kept};
 
 use super::Source;
 use crate::agent::Shared;
 use crate::instances::Instance;
 use crate::instances::home::Home;
 use crate::memory::obstacles;
+use crate::protocol::FILE_ATTRIBUTES;
 use crate::report::milliseconds;
 
 /// What listeners get to accept what has come to them, and how often that is looked at: nobody tells when a queue is empty.
@@ -23,15 +24,18 @@ const CLOSE_LOOK: Duration = Duration::from_micros(500);
 
 /// What CRIU would refuse of an instance's tasks, in words for an operator: `check` says it, and a migration refuses it before anything
 /// is touched.
-pub async fn of_tasks(agent: &Shared, instance: &Instance) -> Vec<String> {
+///
+/// What the agent of `destination` knows decides some of it: that it lacks something is believed once it has said so.
+pub async fn of_tasks(agent: &Shared, instance: &Instance, destination: &str) -> Vec<String> {
     let record = &instance.home.record;
     if record.machine.is_some() {
         return Vec::new();
     }
     let (init, has_rnics) = (instance.init_pid(), !record.rnics.is_empty());
     let (guests, folder) = (guests(agent, instance), instance.home.paths.folder.clone());
+    let keeps_links = !agent.peers.lacks(destination, FILE_ATTRIBUTES);
     let looked = tokio::task::spawn_blocking(move || {
-        let carried = obstacles::device(&folder);
+        let carried = obstacles::device(&folder).map(|device| Carried { device, keeps_links });
         let mut found = verbatim_container::blockers(init, has_rnics, &guests, carried)?;
         found.extend(obstacles::of(&folder, init));
         std::io::Result::Ok(found)
@@ -101,7 +105,10 @@ pub(super) fn let_closed_send(home: &Home) {
 impl Source {
     /// An error if something of its tasks cannot be written down.
     pub(super) async fn can_be_written_down(&self) -> anyhow::Result<()> {
-        match of_tasks(&self.agent, &self.instance).await.as_slice() {
+        match of_tasks(&self.agent, &self.instance, &self.request.destination)
+            .await
+            .as_slice()
+        {
             [] => Ok(()),
             found => bail!("{}", found.join("; ")),
         }
