@@ -1,6 +1,6 @@
 //! Packets that an instance, or a local user, may not send: rules for the kernel's packet filter.
 //!
-//! - [`LinkFilter`]: an instance sends with its own addresses only, and nothing to RNICs unless it is a virtual machine.
+//! - [`LinkFilter`]: an instance sends with its own addresses only; a container sends nothing to RNICs.
 //! - [`PortFilter`]: of a host's users only root and the RNIC's own user send to RNICs.
 //! - [`moving`]: what is held back in an instance's own network namespace while it moves.
 //!

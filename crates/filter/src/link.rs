@@ -1,4 +1,4 @@
-//! What an instance may send over its link: frames with its own addresses, and nothing to RNICs unless it is a virtual machine.
+//! The frames that an instance may send over its link: those with its own addresses, and from containers none to RNICs.
 //!
 //! A container with `CAP_NET_RAW` sends any frame, one with `CAP_NET_ADMIN` gives itself any address, and so does a
 //! guest. The filter lies at the host's end of the link, where neither of them reaches: a chain of the host's table
@@ -45,7 +45,7 @@ impl LinkFilter {
         filter
     }
 
-    /// Packets to RNICs pass, too: a virtual machine's kernel has an RNIC of its own, on its own addresses.
+    /// Packets to RNICs pass, too: a virtual machine's kernel may have an RNIC of its own, on its own addresses.
     #[must_use]
     pub fn with_rnic(self) -> Self {
         Self {

@@ -40,7 +40,8 @@ pub fn path_of_this_thread(inside: &str) -> String {
 /// Makes a procfs this process's root: one with processes only (`subset=pid`, Linux 5.8), which is mounted nowhere. It needs `CAP_SYS_ADMIN` and
 /// `CAP_SYS_CHROOT`. From here on `/proc` is where [`path`] says.
 ///
-/// No link of it is followed (Linux 5.14): `/PID/root`, `/PID/cwd` and `/PID/fd` would lead out again. `/self` and `/thread-self` are links, too.
+/// No link of it is followed (Linux 5.14): `/PID/root`, `/PID/cwd` and `/PID/fd` would lead out again. `/self` and
+/// `/thread-self` are links, too.
 ///
 /// Directories that are open would lead out again: the caller must not keep any, or must not be able to open paths by them.
 pub fn enter() -> io::Result<()> {

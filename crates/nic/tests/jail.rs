@@ -5,6 +5,7 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -156,15 +157,14 @@ fn nic_part(folder: &str) {
     );
     // Links of a procfs lead to any file system.
     let own = std::process::id();
-    let links = ["root/etc/passwd", "cwd", "exe", "task/1/../root/etc/passwd"];
-    let mut links: Vec<_> = links
-        .iter()
-        .flat_map(|link| [format!("/1/{link}"), format!("/{own}/{link}")])
-        .collect();
-    links.push(format!(
-        "/{own}/fd/{}/etc/passwd",
-        std::os::fd::AsRawFd::as_raw_fd(&outside)
-    ));
+    let links = [
+        "/1/root/etc/passwd".to_owned(),
+        "/1/task/1/root/etc/passwd".to_owned(),
+        "/1/cwd".to_owned(),
+        format!("/{own}/root/{own}/stat"),
+        format!("/{own}/exe"),
+        format!("/{own}/fd/{}/etc/passwd", outside.as_raw_fd()),
+    ];
     push_path("a path behind a link", &links);
     for (what, is_refused) in attempts {
         println!("{what} is {}", if is_refused { "refused" } else { "there" });

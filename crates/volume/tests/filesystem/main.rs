@@ -33,17 +33,16 @@ use support::find;
 /// The longest round.
 const ROUND: Duration = Duration::from_secs(240);
 
-/// Whether something that the tests need is missing. If not, this thread has its own mounts from here on.
-fn is_lacking() -> bool {
+/// Gives this thread mounts of its own. False: something that the tests need is missing, and is named.
+fn is_prepared() -> bool {
     let programs = ["losetup", "mount", "mkfs.ext4", "e2fsck"];
     let is_there = Path::new("/dev/fuse").exists() && programs.iter().all(|name| find(name).is_some());
-    let is_lacking = !is_there || !support::devices::can_have_devices();
-    if is_lacking {
+    if !is_there || !support::devices::can_have_devices() {
         eprintln!("skipped: not root, no FUSE, or one of {programs:?} is missing");
-    } else {
-        sys::have_own_mounts().expect("root makes namespaces");
+        return false;
     }
-    is_lacking
+    sys::have_own_mounts().expect("root makes namespaces");
+    true
 }
 
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -56,7 +55,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
 
 /// Rounds by seeds, in this many hundredths of the requested time.
 fn rounds(share: u32, round: impl Fn(u64, Duration)) {
-    if is_lacking() {
+    if !is_prepared() {
         return;
     }
     let minutes = number("VERBATIM_FILESYSTEM_MINUTES", 120);
@@ -83,14 +82,14 @@ fn a_process_of_the_others() {
 
 #[test]
 fn a_short_round_on_ext4() {
-    if !is_lacking() {
+    if is_prepared() {
         round::run(Kind::Ext4, 1, Duration::from_secs(12));
     }
 }
 
 #[test]
 fn power_fails_in_a_move() {
-    if !is_lacking() {
+    if is_prepared() {
         crash::run(Kind::Ext4, 1, Duration::from_secs(8));
     }
 }

@@ -18,8 +18,8 @@ struct CloneRange {
 /// `_IOW(0x94, 13, struct file_clone_range)`.
 const FICLONERANGE: libc::Ioctl = 0x4020_940D;
 
-/// Gives this thread, and all that it starts, a mount namespace of its own: a namespace that another program makes meanwhile would take the file
-/// system along, and keep it mounted after `umount`.
+/// Gives this thread, and all that it starts, a mount namespace of its own. Without it a namespace that another program makes
+/// meanwhile would take the file system along, and keep it mounted after `umount`.
 pub fn have_own_mounts() -> io::Result<()> {
     // SAFETY: only descriptors (`FILES`) and signal state are unsafe to unshare.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }?;
