@@ -5,12 +5,16 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::AdoptError;
 use crate::memfile;
 use crate::region::{Adopted, Adoption, Options, Released, Token};
 use crate::state::State;
 use crate::sys::signals::Blocked;
+
+/// A look at the descriptors of a process takes no longer.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// Moves registered memory into the process's memory file and back.
 #[derive(Debug)]
@@ -73,10 +77,13 @@ impl Adopter {
             .transpose()
     }
 
-    /// Closes the userfaultfds that are kept for the next adoption. A look at the process's descriptors cannot tell them from
-    /// the program's own, which no dump can write down.
+    /// Closes the userfaultfds that are kept for the next adoption, and keeps none for [`LOOK`]: an adoption of that time closes
+    /// its own when it ends. A look at the process's descriptors cannot tell them from the program's own, which no dump can write
+    /// down.
     pub fn close_userfaultfds(&self) {
-        self.locked().userfaultfds.clear();
+        let mut state = self.locked();
+        state.userfaultfds.clear();
+        state.none_kept_until = Some(Instant::now() + LOOK);
     }
 
     /// Before a dump: returns when no adoption is under way, with every descriptor closed (but that of a file without a

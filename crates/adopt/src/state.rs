@@ -5,6 +5,7 @@ pub(crate) mod release;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::error::AdoptError;
 use crate::look::Look;
@@ -36,6 +37,8 @@ pub struct State {
     pub(crate) userfaultfd_device: Option<OwnedFd>,
     /// One of each kind at most.
     pub(crate) userfaultfds: Vec<KeptUserfaultfd>,
+    /// None is kept until then: a look at the process's descriptors goes on.
+    pub(crate) none_kept_until: Option<Instant>,
     pub(crate) file: Option<MemFile>,
     pub(crate) spans: Spans,
     pub(crate) space: Space,
@@ -71,6 +74,7 @@ impl State {
             options,
             userfaultfd_device: None,
             userfaultfds: Vec::new(),
+            none_kept_until: None,
             file: None,
             spans: Spans::default(),
             space: Space::default(),
@@ -173,7 +177,9 @@ impl State {
         let keeper = self.new_keeper(kind)?;
         if let Keeper::Userfaultfd(userfaultfd) = &keeper {
             self.userfaultfds.retain(|kept| kept.kind() != kind);
-            self.userfaultfds.extend(userfaultfd.keep());
+            if self.none_kept_until.is_none_or(|until| Instant::now() >= until) {
+                self.userfaultfds.extend(userfaultfd.keep());
+            }
         }
         Some(keeper)
     }
