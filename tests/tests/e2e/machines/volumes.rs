@@ -45,10 +45,7 @@ const DECIDED: &[(&str, &str)] = &[
 pub fn tests() -> Vec<Test> {
     vec![
         Test::new("machines::volumes_move", HOSTS, moves).with_volumes(),
-        // Not green yet: QEMU hears of each size, but a move soon after one has not ended in 60 s, once there and once back.
-        Test::new("machines::volumes_grow", HOSTS, grow)
-            .with_volumes()
-            .only_on_demand(true),
+        Test::new("machines::volumes_grow", HOSTS, grow).with_volumes(),
         Test::new("machines::volumes_stay", HOSTS, |lab| {
             stay(lab, SHORT, &DECIDED[..1])
         })
