@@ -35,8 +35,9 @@ const KNOWN_ANONYMOUS: [&str; 7] = [
 /// As what `/proc/PID/fd` shows events of an RNIC of the kernel's.
 const RNIC_EVENTS: &str = "anon_inode:[infinibandevent]";
 
-/// A userfaultfd's name, as `/proc/PID/fd` shows it.
-const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
+/// What the guest library has open for a moment while it takes memory over that is registered, as `/proc/PID/fd` shows it: a
+/// userfaultfd, and the device by which it makes one.
+const OPEN_FOR_A_MOMENT: [&str; 2] = ["anon_inode:[userfaultfd]", "/dev/userfaultfd"];
 
 /// Where a container has the nodes of its RNICs.
 const RNIC_NODES: &str = "/dev/infiniband/uverbs";
@@ -265,8 +266,9 @@ fn descriptor_problems(
         let number = entry.file_name();
         let number = number.to_string_lossy();
         let problem = descriptor_problem(pid, &number, &target, &entry.path(), mounts, (rnics, carried));
+        let may_go = is_guest && OPEN_FOR_A_MOMENT.iter().any(|name| target == Path::new(name));
         if let Some(problem) = problem
-            && !(is_guest && target == Path::new(USERFAULTFD) && is_closed_soon(&entry.path()))
+            && !(may_go && is_closed_soon(&entry.path(), &target))
         {
             problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
         }
@@ -274,14 +276,14 @@ fn descriptor_problems(
     Ok(problems)
 }
 
-/// Whether a userfaultfd is closed within a moment: the guest library has one while it takes memory over that is registered.
-fn is_closed_soon(link: &Path) -> bool {
+/// Whether a descriptor of `target` is closed within a moment.
+fn is_closed_soon(link: &Path, target: &Path) -> bool {
     const LIMIT: Duration = Duration::from_secs(1);
     // Nobody tells when a descriptor is closed.
     const LOOK: Duration = Duration::from_millis(2);
     let begun = Instant::now();
     while begun.elapsed() < LIMIT {
-        if fs::read_link(link).map_or(true, |target| target != Path::new(USERFAULTFD)) {
+        if fs::read_link(link).map_or(true, |now| now != target) {
             return true;
         }
         std::thread::sleep(LOOK);
@@ -396,12 +398,12 @@ mod tests {
         // SAFETY: just made.
         let userfaultfd = unsafe { OwnedFd::from_raw_fd(i32::try_from(raw).unwrap()) };
         let link = PathBuf::from(format!("/proc/self/fd/{}", userfaultfd.as_raw_fd()));
-        assert!(!is_closed_soon(&link));
+        assert!(!is_closed_soon(&link, Path::new(OPEN_FOR_A_MOMENT[0])));
         let closes = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(50));
             drop(userfaultfd);
         });
-        assert!(is_closed_soon(&link));
+        assert!(is_closed_soon(&link, Path::new(OPEN_FOR_A_MOMENT[0])));
         closes.join().unwrap();
     }
 
