@@ -26,6 +26,7 @@ use crate::journal::Journal;
 use crate::memory::bulk::Rnic;
 use crate::memory::promised::Room;
 use crate::nic_listeners::NicListeners;
+use crate::peer_questions::Confirming;
 use crate::peers::Peers;
 use crate::proto;
 use crate::session::control::Controls;
@@ -62,6 +63,8 @@ pub struct Agent {
     pub instances: Instances,
     /// The sockets over which they reach the RNIC.
     pub nic_listeners: Arc<NicListeners>,
+    /// Whether queue pairs here and at other hosts name each other.
+    pub confirming: Confirming,
     /// This host's RNIC, for memory on its way.
     pub rnic: Arc<Rnic>,
     /// Migrations that this host drives.
@@ -100,6 +103,7 @@ impl Agent {
             held: Default::default(),
             tools,
             instances: Instances::new(Away::open(&config.state_dir.join("away"))?),
+            confirming: Confirming::default(),
             nic_listeners: Arc::new(NicListeners::new(config.nic_socket())),
             rnic: Arc::new(Rnic::new(Which {
                 runtime: config.runtime_dir.clone(),

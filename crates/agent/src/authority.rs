@@ -61,6 +61,7 @@ pub fn rule(rpc: PeerRpc) -> Rule {
         // The entries that it changes are those that lead to the caller.
         PeerRpc::Retarget => Rule::Host,
         PeerRpc::Publish | PeerRpc::Moved | PeerRpc::FindPartners => Rule::Owner,
+        PeerRpc::ConfirmPeers | PeerRpc::PeersGone => Rule::Owner,
         PeerRpc::ShareSecrets | PeerRpc::PauseEnds | PeerRpc::ResumeEnds => Rule::Owner,
         PeerRpc::CheckInstance | PeerRpc::CheckPartner | PeerRpc::MeasureDrain => Rule::NamedSource,
         PeerRpc::Watch => Rule::Begins,

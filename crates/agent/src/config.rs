@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 
+use crate::confirm_peers::ConfirmPeers;
+
 /// What an agent is told when it starts.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -35,6 +37,8 @@ pub struct Config {
     pub mtu: Option<u32>,
     /// Frames of an instance with addresses of others are dropped at its link.
     pub filters_addresses: bool,
+    /// Which connections to other hosts those have to confirm.
+    pub confirm_peers: ConfirmPeers,
     /// The parent of the instances' cgroups; unique to this host where virtual hosts share a machine.
     pub cgroup_parent: PathBuf,
 }

@@ -117,7 +117,7 @@ impl HostEntry {
     }
 }
 
-fn address_of(gid: &[u8; 16]) -> IpAddr {
+pub fn address_of(gid: &[u8; 16]) -> IpAddr {
     let address = Ipv6Addr::from(*gid);
     address
         .to_ipv4_mapped()

@@ -40,26 +40,68 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The GID tables of the hosts, as far as they were asked.
 #[derive(Debug, Default)]
-pub struct Gids(Mutex<HashMap<String, Answer>>);
+pub struct Gids {
+    known: Mutex<HashMap<String, Answer>>,
+    /// Held by whoever asks all hosts: others then find the answers, whatever GIDs they are after.
+    round: tokio::sync::Mutex<()>,
+}
+
+/// Whose a GID is, by all that can be known.
+#[derive(Debug)]
+pub enum Whose<'h> {
+    /// This host's.
+    Host(&'h HostEntry),
+    /// Every host of the list has said that it is not its own; one that is out of reach now, when it was asked last.
+    Nobodys,
+    /// Some host has not said it, or two say that it is theirs: why.
+    Unknown(anyhow::Error),
+}
+
+/// What follows from the answers of all hosts of the list.
+fn whose<'h>(gid: Gid, answers: &[(&'h HostEntry, Answer)]) -> Whose<'h> {
+    let last = |answer: &Answer| answer.last.as_ref().map(|table| table.contains(&gid));
+    match owner(gid, answers) {
+        Ok(Some(host)) => Whose::Host(host),
+        Ok(None) if answers.iter().all(|(_, answer)| last(answer) == Some(false)) => Whose::Nobodys,
+        Ok(None) => Whose::Unknown(nobody(gid, answers)),
+        Err(error) => Whose::Unknown(error),
+    }
+}
 
 #[derive(Debug, Clone)]
 struct Answer {
     at: Instant,
     /// Or why there is none.
     table: Result<Vec<Gid>, String>,
+    /// The last table that there was, however long ago.
+    last: Option<Vec<Gid>>,
+}
+
+impl Answer {
+    fn new(table: Result<Vec<Gid>, String>, before: Option<Vec<Gid>>) -> Self {
+        Self {
+            at: Instant::now(),
+            last: table.as_ref().ok().cloned().or(before),
+            table,
+        }
+    }
 }
 
 impl Gids {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Answer>> {
-        self.0.lock().expect("no panic under this lock")
+        self.known.lock().expect("no panic under this lock")
     }
 
     fn note(&self, host: &str, table: &anyhow::Result<Vec<Gid>>) {
-        let answer = Answer {
-            at: Instant::now(),
-            table: table.as_ref().map_err(|error| format!("{error:#}")).cloned(),
-        };
-        self.lock().insert(host.to_owned(), answer);
+        let table = table.as_ref().map_err(|error| format!("{error:#}")).cloned();
+        let mut known = self.lock();
+        let before = known.remove(host).and_then(|answer| answer.last);
+        known.insert(host.to_owned(), Answer::new(table, before));
+    }
+
+    /// What a host has said at any time.
+    fn last(&self, host: &str) -> Option<Vec<Gid>> {
+        self.lock().get(host)?.last.clone()
     }
 
     /// Whether a host has said lately that it has this one.
@@ -172,16 +214,35 @@ impl Agent {
     /// What all hosts have said within `recently`; those that have not are asked.
     async fn all_gids(&self, recently: Duration) -> Vec<(&HostEntry, Answer)> {
         let hosts = self.peers.directory().all().iter();
+        let known = hosts
+            .clone()
+            .map(|host| Some((host, self.gids.known(&host.name, recently)?)));
+        if let Some(known) = known.collect() {
+            return known;
+        }
+        // However many GIDs are looked for, each host is asked once.
+        let _round = self.gids.round.lock().await;
         let asked = hosts.map(|host| async move {
             if let Some(answer) = self.gids.known(&host.name, recently) {
                 return (host, answer);
             }
             let table = self.ask_gids(&host.name, ASK_TIMEOUT).await;
             let table = table.map_err(|error| format!("{error:#}"));
-            let at = Instant::now();
-            (host, Answer { at, table })
+            (host, Answer::new(table, self.gids.last(&host.name)))
         });
         join_all(asked).await
+    }
+
+    /// Whose `gid` is. That it is nobody's is said only if all hosts have answered, at some time.
+    pub async fn whose(&self, gid: Gid) -> Whose<'_> {
+        if let Some(host) = self.peers.directory().by_gid(&gid) {
+            return Whose::Host(host);
+        }
+        match whose(gid, &self.all_gids(HOLDS).await) {
+            // It may be new.
+            Whose::Nobodys | Whose::Unknown(_) => whose(gid, &self.all_gids(ASK_AGAIN).await),
+            host => host,
+        }
     }
 
     /// The host whose RNIC has `gid`. An error names the GID, and who was asked.
@@ -306,12 +367,10 @@ pub mod tests {
     }
 
     fn answer(table: Result<&[&str], &str>) -> Answer {
-        Answer {
-            at: Instant::now(),
-            table: table
-                .map(|table| table.iter().map(|text| gid(text)).collect())
-                .map_err(str::to_owned),
-        }
+        let table = table
+            .map(|table| table.iter().map(|text| gid(text)).collect())
+            .map_err(str::to_owned);
+        Answer::new(table, None)
     }
 
     #[test]
@@ -332,6 +391,35 @@ pub mod tests {
         );
         let error = owner(gid("fe80::1"), &answers).unwrap_err().to_string();
         assert!(error.starts_with("both a and b say that fe80::1 is"), "{error}");
+    }
+
+    #[test]
+    fn a_gid_is_nobody_s_only_if_every_host_has_said_so() {
+        let hosts = hosts();
+        let table = answer(Ok(&["::ffff:10.0.0.1"]));
+        let mut answers = [
+            (&hosts[0], table.clone()),
+            (&hosts[1], table.clone()),
+            (&hosts[2], answer(Err("no route"))),
+        ];
+        let unknown = whose(gid("fd00::3"), &answers);
+        assert!(matches!(&unknown, Whose::Unknown(error) if error.to_string().contains("c cannot say")));
+        // Whoever is out of reach, or two at once.
+        assert!(matches!(
+            whose(gid("::ffff:10.0.0.1"), &answers),
+            Whose::Unknown(_)
+        ));
+        answers[2].1 = table.clone();
+        assert!(matches!(whose(gid("fd00::3"), &answers), Whose::Nobodys));
+        // Out of reach now, and asked before.
+        answers[2].1 = Answer::new(Err("no route".to_owned()), table.last.clone());
+        assert!(matches!(whose(gid("fd00::3"), &answers), Whose::Nobodys));
+        assert!(matches!(
+            whose(gid("::ffff:10.0.0.1"), &answers[2..]),
+            Whose::Unknown(_)
+        ));
+        answers[1].1 = answer(Ok(&["fd00::3"]));
+        assert!(matches!(whose(gid("fd00::3"), &answers), Whose::Host(host) if host.name == "b"));
     }
 
     #[test]

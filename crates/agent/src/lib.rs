@@ -22,6 +22,8 @@ mod beneath;
 mod caller;
 pub mod client;
 mod config;
+mod confirm_peers;
+mod confirming;
 mod datagrams;
 mod directory;
 pub mod faults;
@@ -44,6 +46,7 @@ mod nic_listeners;
 mod own_files;
 mod own_state;
 mod pause;
+mod peer_questions;
 mod peer_service;
 mod peers;
 mod protocol;
@@ -75,6 +78,7 @@ pub mod proto {
 
 pub use allocator::share_freed_memory;
 pub use config::Config;
+pub use confirm_peers::ConfirmPeers;
 pub use protocol::{PROTOCOL, PROTOCOLS};
 pub use run::{raise_priority, run};
 

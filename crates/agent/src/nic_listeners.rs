@@ -203,13 +203,13 @@ fn listeners(nic: &Socket) -> anyhow::Result<BTreeSet<String>> {
 }
 
 /// Whether nobody listens where the RNIC would.
-fn is_absent(error: &anyhow::Error) -> bool {
+pub(crate) fn is_absent(error: &anyhow::Error) -> bool {
     let errno = error.downcast_ref::<SocketError>().map(SocketError::errno);
     matches!(errno, Some(libc::ECONNREFUSED | libc::ENOENT))
 }
 
 /// Waits until the other end of a connection is closed.
-async fn hangup(connection: OwnedFd) -> anyhow::Result<()> {
+pub(crate) async fn hangup(connection: OwnedFd) -> anyhow::Result<()> {
     let socket = Socket::from_fd(connection);
     // SAFETY: the socket owns its descriptor, never changes it, and lives as long as the registration.
     let watched = unsafe { AsyncFd::register(socket) }?;
@@ -221,12 +221,12 @@ async fn hangup(connection: OwnedFd) -> anyhow::Result<()> {
 }
 
 /// Tells when somebody begins to listen at a path.
-struct Arrivals {
+pub(crate) struct Arrivals {
     inotify: AsyncFd<OwnedFd>,
 }
 
 impl Arrivals {
-    fn of(socket: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn of(socket: &Path) -> anyhow::Result<Self> {
         let folder = socket.parent().context("the RNIC's socket has no folder")?;
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         // An RNIC sets the mode of its socket (chmod) once it listens there.
@@ -238,7 +238,7 @@ impl Arrivals {
     }
 
     /// Waits until something has appeared in the folder since the last time.
-    async fn next(&self) -> anyhow::Result<()> {
+    pub(crate) async fn next(&self) -> anyhow::Result<()> {
         loop {
             let mut ready = self.inotify.readable().await?;
             let mut events = [0; 4096];

@@ -16,6 +16,7 @@ use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::authority::{Admitted, Says};
 use crate::caller;
+use crate::confirming;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward};
 use crate::instances::machine::fits;
@@ -611,6 +612,16 @@ impl Peer for PeerService {
         reply(gone.map(|gone| ResumeEndsReply {
             gone: gone.into_iter().map(Into::into).collect(),
         }))
+    }
+
+    async fn confirm_peers(&self, request: Request<LinksRequest>) -> Reply<ConfirmPeersReply> {
+        let request = self.admit(PeerRpc::ConfirmPeers, request).await?;
+        reply(confirming::confirm(&self.0, request).await)
+    }
+
+    async fn peers_gone(&self, request: Request<LinksRequest>) -> Reply<Done> {
+        let request = self.admit(PeerRpc::PeersGone, request).await?;
+        done(confirming::gone(&self.0, request).await)
     }
 
     async fn retarget(&self, request: Request<RetargetRequest>) -> Reply<CountReply> {

@@ -103,6 +103,9 @@ pub const DISK_SERVERS: &str = "disk-servers";
 /// It gives files hard links, times, extended attributes and sockets' names (`FilePart.attributes`, `stamps`, and kinds from `LINK` on).
 pub const FILE_ATTRIBUTES: &str = "file-attributes";
 
+/// It says whether queue pairs of its host name those of another (`ConfirmPeers`).
+pub const CONFIRM_PEERS: &str = "confirm-peers";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -129,6 +132,7 @@ const CAPABILITIES: &[&str] = &[
     TERMINALS,
     NETWORK_STATE,
     FILE_ATTRIBUTES,
+    CONFIRM_PEERS,
 ];
 
 /// All of them, as they are said.

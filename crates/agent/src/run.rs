@@ -18,6 +18,7 @@ use crate::agent::Agent;
 use crate::api::ControlService;
 use crate::caller;
 use crate::config::Config;
+use crate::confirming;
 use crate::directory::Directory;
 use crate::faults::Faults;
 use crate::forwarding;
@@ -112,6 +113,8 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     agent.faults = faults;
     let agent = Arc::new(agent);
 
+    // Before all that may make connections.
+    let confirming = tokio::spawn(confirming::watch(Arc::clone(&agent)));
     agent
         .behinds
         .find()
@@ -162,6 +165,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
         result = peers => result.context("serving other agents"),
         result = api => result.context("serving the command line"),
         result = nic_listeners => result.context("watching the RNIC"),
+        ended = confirming => ended.map_err(Into::into).and_then(|it| it).context("answering the RNIC"),
         result = numbers => result.context("watching the numbers of what has left"),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -28,12 +29,17 @@ use verbatim_seqpacket::{Carried, Socket};
 
 /// A connection to the RNIC.
 pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
-    Socket::connect(nic).with_context(|| {
-        format!(
-            "cannot reach the software RNIC at {}; is `verbatim nic` running?",
-            nic.display()
-        )
-    })
+    Socket::connect(nic).with_context(|| unreachable_at(nic))
+}
+
+/// The same to an RNIC that may hang: no call on it waits for longer.
+pub fn connect_within(nic: &Path, limit: Duration) -> anyhow::Result<Socket> {
+    Socket::connect_within(nic, Some(limit)).with_context(|| unreachable_at(nic))
+}
+
+fn unreachable_at(nic: &Path) -> String {
+    let nic = nic.display();
+    format!("cannot reach the software RNIC at {nic}; is `verbatim nic` running?")
 }
 
 /// A context at the RNIC, and the RNIC's GID table.

@@ -86,6 +86,7 @@ impl TestHost {
             bridge: String::new(),
             mtu: None,
             filters_addresses: true,
+            confirm_peers: Default::default(),
             cgroup_parent: path.clone(),
         };
         let directory = Directory::load(&config.hosts, host).unwrap();

@@ -482,6 +482,12 @@ pub struct AgentArguments {
     /// dropped at the host's end of an instance's link; nft(8) puts the filter there.
     #[arg(long)]
     pub no_address_filter: bool,
+    /// The reliable connections of this host's software RNIC of which nothing is sent before the other end's host has
+    /// confirmed that both ends name each other: `hosts` (those to hosts that the agent knows), networks (those to
+    /// addresses in them, as in 10.0.0.0/8,fd00::/8), or `off`. Other RNICs than the software RNIC confirm nothing:
+    /// leave out networks where there are such.
+    #[arg(long, value_name = "hosts|NETWORKS|off", default_value = "hosts")]
+    pub confirm_peers: verbatim_agent::ConfirmPeers,
     /// The guest library; the one beside this program if not given.
     #[arg(long)]
     pub library: Option<PathBuf>,

@@ -4,7 +4,8 @@ use std::mem::{align_of, offset_of, size_of};
 
 use verbatim_device::control::{
     AsyncEvent, CM_MAX_PRIVATE_DATA, Captured, CmNews, CompletionEvent, FIRST_PUBLISHED_QPN, KEYS_PER_HOST,
-    MAX_OWNERS, MOST_QPS, QPNS_PER_HOST, QpCap, Reply, Request, SOCKET_NAME, SrqAttr, VERSION,
+    MAX_OWNERS, MAX_PEER_PAIRS, MOST_QPS, PeerNews, QPNS_PER_HOST, QpCap, Reply, Request, SOCKET_NAME,
+    SrqAttr, VERSION,
 };
 use verbatim_device::image::QpImage;
 use verbatim_device::layout::*;
@@ -25,9 +26,11 @@ fn messages_are_as_recorded() {
     recording.check::<CompletionEvent>("CompletionEvent");
     recording.check::<Captured>("Captured");
     recording.check::<CmNews>("CmNews");
+    recording.check::<PeerNews>("PeerNews");
     recording.check_text("SOCKET_NAME", SOCKET_NAME);
     recording.check_text("MOST_QPS", &MOST_QPS.to_string());
     recording.check_text("MAX_OWNERS", &MAX_OWNERS.to_string());
+    recording.check_text("MAX_PEER_PAIRS", &MAX_PEER_PAIRS.to_string());
     recording.check_text("CM_MAX_PRIVATE_DATA", &CM_MAX_PRIVATE_DATA.to_string());
     for (name, value) in [
         ("FIRST_PUBLISHED_QPN", FIRST_PUBLISHED_QPN),

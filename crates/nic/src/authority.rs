@@ -61,13 +61,19 @@ fn rule(request: &Request) -> Rule {
         | R::RemoveListener { .. }
         | R::QueryListeners { .. }
         | R::StartCapture { .. }
-        | R::QueryOwners { .. } => Rule::HostRoot,
+        | R::QueryOwners { .. }
+        | R::TakePeerQuestions
+        | R::AnswerPeerQuestions { .. }
+        | R::MeetPeers { .. }
+        | R::PeersGone { .. }
+        | R::PeersHeard { .. } => Rule::HostRoot,
         R::QueryStatistics { .. } => Rule::HostUser,
         // Peers of somebody else may still send to a number or key that is chosen.
         R::RegMr { key: Some(_), .. }
         | R::AllocMw { rkey: Some(_), .. }
         | R::CreateQp { qpn: Some(_), .. }
-        | R::Cm(CmRequest::Reserve { .. }) => Rule::Maker,
+        | R::Cm(CmRequest::Reserve { .. })
+        | R::ServeHost => Rule::Maker,
         R::RegMr { key: None, .. }
         | R::AllocMw { rkey: None, .. }
         | R::CreateQp { qpn: None, .. }

@@ -36,6 +36,8 @@ pub struct Context {
     attached: bool,
     /// No packet is taken in.
     pub parked: bool,
+    /// It serves the host itself: nobody is asked about the other ends of its queue pairs.
+    pub serves_host: bool,
     pub pds: Owned,
     pub cqs: Owned,
     /// Entries of all its completion queues.
@@ -88,6 +90,7 @@ impl Context {
             events: None,
             attached: false,
             parked: false,
+            serves_host: false,
             pds: owned(Kind::Pds),
             cqs: owned(Kind::Cqs),
             cqes: 0,

@@ -12,6 +12,7 @@
 mod attention;
 mod busy_poll;
 mod capture;
+mod confirming;
 mod control;
 mod core_watch;
 mod lineup;
@@ -98,6 +99,8 @@ pub struct Nic {
     management_psn: Psn,
     /// Who has copies of all packets.
     captures: Vec<capture::Sink>,
+    /// The connection that takes questions about other ends.
+    asked: Option<u32>,
     counters: NicCounters,
     stats: StatsWriter,
 }
@@ -190,6 +193,7 @@ impl Nic {
             blocked: transmit::Blocked::default(),
             management_psn: management::first_psn(),
             captures: Vec::new(),
+            asked: None,
             counters: NicCounters::default(),
             stats,
         })
@@ -259,6 +263,8 @@ impl Nic {
             self.expire(now);
             self.objects.cm.handle_timeout(now, &self.gids);
         }
+        self.hear_peers(now);
+        self.ask_peers(now);
         self.release_due(now);
         self.line_up(now);
         self.transmit(now)?;
@@ -302,7 +308,7 @@ impl Nic {
             let Some(qp) = objects.qps.get_mut(qpn) else {
                 continue;
             };
-            if !qp.alarm.rings(entry) || qp.stopped {
+            if !qp.alarm.rings(entry) || qp.stopped || qp.is_awaiting() {
                 continue;
             }
             touched.add(qpn, qp);
@@ -333,6 +339,7 @@ impl Nic {
             self.timers.next(),
             self.withheld.next(&self.objects),
             self.objects.cm.next_deadline(),
+            self.objects.confirming.next(),
             self.blocked.until(),
             self.core.next(),
             // Who is blocked is woken when there is room.

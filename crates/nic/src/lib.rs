@@ -36,6 +36,7 @@ mod authority;
 mod budget;
 mod cm;
 mod config;
+mod confirming;
 mod context;
 mod device;
 #[allow(unsafe_code)]
@@ -49,6 +50,7 @@ mod leftovers;
 mod link;
 mod memory;
 mod multicast;
+mod named;
 mod names;
 mod objects;
 mod outbox;

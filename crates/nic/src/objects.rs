@@ -6,16 +6,18 @@ use std::net::IpAddr;
 use std::ops::Range;
 
 use verbatim_device::control::{CompletionEvent, FIRST_PUBLISHED_QPN, QPNS_PER_HOST};
-use verbatim_roce::{Counters, Forwarding, HoldBudget, MigrationCounters, Path};
+use verbatim_roce::{Counters, Forwarding, HoldBudget, MigrationCounters, Path, Time};
 
 pub use queues::{Cq, News, Srq};
 
 use crate::budget::Peers;
 use crate::cm::Manager;
 use crate::config::{HostNumber, Limits};
+use crate::confirming::Confirming;
 use crate::context::Context;
 use crate::memory::Regions;
 use crate::multicast::Groups;
+use crate::named::Named;
 use crate::outbox::Outbox;
 use crate::qp::{QueuePair, Route, Scratch};
 use crate::table::Table;
@@ -71,6 +73,10 @@ pub struct Objects {
     pub forwarding: Forwarding,
     /// Connections by address and port.
     pub cm: Manager,
+    /// Queue pairs whose other ends are asked about.
+    pub confirming: Confirming,
+    /// Numbers of queue pairs that other RNICs send to.
+    pub named: Named,
     pub shared: Shared,
     /// The counters of all queue pairs, also of those that are gone, as of the end of the last turn.
     pub counted: Counters,
@@ -89,6 +95,8 @@ impl Objects {
             peers: Peers::default(),
             forwarding: Forwarding::new(limits.max_qp as usize),
             cm: Manager::new(guid, limits),
+            confirming: Confirming::default(),
+            named: Named::default(),
             shared: Shared {
                 cqs: Table::new(1, limits.max_cq, 0),
                 srqs: Table::new(1, limits.max_srq, 0),
@@ -104,8 +112,12 @@ impl Objects {
     }
 
     /// Removes a queue pair; whoever still refers to its number finds nothing.
-    pub fn remove_qp(&mut self, qpn: u32) -> Option<QueuePair> {
+    pub fn remove_qp(&mut self, qpn: u32, now: Time) -> Option<QueuePair> {
         let qp = self.qps.remove(qpn)?;
+        self.confirming.remove(qpn, now);
+        if self.named.leave(qpn, now) {
+            self.qps.keep_back(qpn);
+        }
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.shared.cqs.get_mut(cq) {
                 cq.users -= 1;
@@ -202,10 +214,10 @@ impl Objects {
     }
 
     /// Removes all that a context has made, in the order of their dependencies.
-    pub fn remove_all(&mut self, context: Context) {
+    pub fn remove_all(&mut self, context: Context, now: Time) {
         context.arena.keep();
         for qpn in context.qps() {
-            self.remove_qp(qpn);
+            self.remove_qp(qpn, now);
         }
         for ah in &context.ahs {
             self.remove_ah(*ah);

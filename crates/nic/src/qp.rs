@@ -19,6 +19,7 @@ pub use rings::{Rings, Scratch};
 pub use stream::{Stream, Turn};
 
 use crate::config::Limits;
+use crate::confirming::Confirmation;
 use crate::memory::Domain;
 use crate::objects::Shared;
 use crate::timers::Alarm;
@@ -61,6 +62,10 @@ pub struct QueuePair {
     pub parked: bool,
     /// It was stopped: no packet is taken in, none is sent, and no time passes.
     pub stopped: bool,
+    /// Whether it may send to its other end.
+    pub confirmation: Confirmation,
+    /// It serves the host itself: nobody is asked about its other end. A swap disk may not wait for an agent.
+    pub serves_host: bool,
     /// Something that concerns several queue pairs has broken it while it was stopped: it goes to ERR when it goes on.
     pub doomed: bool,
     /// Who goes before it.

@@ -25,6 +25,7 @@ use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Process};
 
 pub use self::context::MAX_NAME_BYTES;
+pub use self::path::address as address_of;
 use crate::context::Context;
 use crate::device::Device;
 use crate::error::Refused;
@@ -95,6 +96,10 @@ impl Desk<'_> {
         }
         match request {
             Request::ParkContext => Ok(self.park_context(id, context)),
+            Request::ServeHost => {
+                context.serves_host = true;
+                Ok(Reply::Done)
+            }
             Request::AllocPd => self.alloc_pd(id, context),
             Request::DeallocPd { pd } => self.dealloc_pd(pd, context),
             Request::RegMr {
@@ -193,7 +198,12 @@ impl Desk<'_> {
             | Request::RemoveListener { .. }
             | Request::QueryListeners { .. }
             | Request::StartCapture { .. }
-            | Request::QueryOwners { .. } => unreachable!("answered by the engine"),
+            | Request::QueryOwners { .. }
+            | Request::TakePeerQuestions
+            | Request::AnswerPeerQuestions { .. }
+            | Request::MeetPeers { .. }
+            | Request::PeersGone { .. }
+            | Request::PeersHeard { .. } => unreachable!("answered by the engine"),
         }
     }
 }

@@ -12,7 +12,7 @@
 mod elsewhere;
 mod order;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use self::elsewhere::Elsewhere;
@@ -57,6 +57,8 @@ pub struct Table<T> {
     first_generation: u8,
     /// Objects whose numbers were asked for and are not in `slots` (yet).
     elsewhere: Elsewhere<T>,
+    /// Numbers without an object that are not given unasked.
+    kept_back: HashSet<u32>,
 }
 
 impl<T> Table<T> {
@@ -72,6 +74,7 @@ impl<T> Table<T> {
             freed: 0,
             first_generation,
             elsewhere: Elsewhere::new(),
+            kept_back: HashSet::new(),
         }
     }
 
@@ -101,9 +104,21 @@ impl<T> Table<T> {
         }
     }
 
-    /// How many objects there are.
+    /// How many objects there are, and numbers that are kept back.
     pub fn len(&self) -> usize {
-        self.slots.len() - self.free.len() + self.elsewhere.len()
+        self.slots.len() - self.free.len() + self.elsewhere.len() + self.kept_back.len()
+    }
+
+    /// A number whose object is gone is not given unasked until [`Table::give_again`].
+    pub fn keep_back(&mut self, id: u32) {
+        if self.get(id).is_none() {
+            self.kept_back.insert(id);
+        }
+    }
+
+    /// A number that was kept back can be given again.
+    pub fn give_again(&mut self, id: u32) {
+        self.kept_back.remove(&id);
     }
 
     /// Adds the object that `make` makes for its number and generation; `None` if the table is full.
@@ -123,6 +138,7 @@ impl<T> Table<T> {
         make: impl FnOnce() -> T,
     ) -> Result<(), Unavailable> {
         self.check(Some(id))?;
+        self.kept_back.remove(&id);
         let index = self.index(id);
         match self.slots.get_mut(index) {
             Some(slot) => {
@@ -155,7 +171,7 @@ impl<T> Table<T> {
         if !self.has_room() {
             return None;
         }
-        while self.slots.len() < self.max && self.free.len() <= QUARANTINE {
+        while self.slots.len() < self.max && self.free.len() <= QUARANTINE + self.kept_back.len() {
             let fresh = self.slots.len() as u32;
             let (slot, is_fresh) = match self.elsewhere.take(self.start + self.order.add(fresh)) {
                 // It was asked for before its turn came: it has its place here now.
@@ -173,7 +189,18 @@ impl<T> Table<T> {
                 return Some(fresh);
             }
         }
-        self.free.pop_first().map(|(_, index)| index)
+        for _ in 0..self.free.len() {
+            let (_, index) = self.free.pop_first()?;
+            if !self
+                .kept_back
+                .contains(&(self.start + self.order.number_of(index)))
+            {
+                return Some(index);
+            }
+            let freed = self.note_freed(index);
+            self.slots[index as usize].freed = freed;
+        }
+        None
     }
 
     fn note_freed(&mut self, index: u32) -> u64 {
@@ -268,6 +295,35 @@ mod tests {
             "the oldest but one"
         );
         assert_eq!(table.get(101), Some(&(101, 8)), "with another generation");
+    }
+
+    #[test]
+    fn a_number_that_is_kept_back_is_not_given_and_takes_room() {
+        let mut table = Table {
+            askable: 2..1 << 24,
+            ..Table::new(100, 3, 0)
+        };
+        for n in 0..3 {
+            assert_eq!(table.insert_with(|_, _| n), Some(100 + n));
+        }
+        table.keep_back(101);
+        assert!(!table.has_room(), "one with an object is as before");
+        assert_eq!(table.remove(101), Some(1));
+        assert!(table.has_room());
+        table.keep_back(101);
+        assert!(!table.has_room());
+        assert_eq!(table.insert_with(|_, _| 9), None);
+        assert_eq!(table.remove(102), Some(2));
+        assert_eq!(table.insert_with(|_, _| 9), Some(102), "not the oldest");
+        table.remove(102);
+        // Whoever asks for it gets it.
+        assert_eq!(table.insert_at(101, 0, || 8), Ok(()));
+        assert_eq!(table.remove(101), Some(8));
+        table.keep_back(101);
+        table.give_again(101);
+        assert_eq!(table.insert_with(|_, _| 7), Some(102));
+        assert_eq!(table.insert_with(|_, _| 7), Some(101));
+        assert!(!table.has_room());
     }
 
     #[test]

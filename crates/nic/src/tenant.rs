@@ -184,6 +184,11 @@ pub struct Payer {
 }
 
 impl Payer {
+    /// Who pays.
+    pub fn tenant(&self) -> &Tenant {
+        &self.account.tenant
+    }
+
     /// Whether there may be one more object of a kind.
     pub(crate) fn check(&self, kind: Kind) -> Result<(), Refused> {
         let Account {

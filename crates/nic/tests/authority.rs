@@ -82,6 +82,12 @@ QueryListeners               +-PP PPPP PPPP PPPP
 SetQpClass                   -+++ -+++ -+++ -+++
 Cm                           -+++ -+++ -+++ -+++
 Cm of a chosen port          -+PP PPPP PPPP PPPP
+TakePeerQuestions            +-PP PPPP PPPP PPPP
+AnswerPeerQuestions          +-PP PPPP PPPP PPPP
+MeetPeers                    +-PP PPPP PPPP PPPP
+ServeHost                    -+PP PPPP PPPP PPPP
+PeersGone                    +-PP PPPP PPPP PPPP
+PeersHeard                   +-PP PPPP PPPP PPPP
 ";
 
 const USERS: [u32; 2] = [0, 1000];
@@ -417,6 +423,12 @@ fn samples(kind: RequestKind) -> Vec<Sample> {
             instance: "another".to_owned(),
         }),
         K::QueryListeners => Box::new(|_| Request::QueryListeners { after: None }),
+        K::TakePeerQuestions => Box::new(|_| Request::TakePeerQuestions),
+        K::AnswerPeerQuestions => Box::new(|_| Request::AnswerPeerQuestions { answers: Vec::new() }),
+        K::MeetPeers => Box::new(|_| Request::MeetPeers { pairs: Vec::new() }),
+        K::ServeHost => Box::new(|_| Request::ServeHost),
+        K::PeersGone => Box::new(|_| Request::PeersGone { pairs: Vec::new() }),
+        K::PeersHeard => Box::new(|_| Request::PeersHeard { pairs: Vec::new() }),
         K::AllocPd => Box::new(|_| Request::AllocPd),
         K::DeallocPd => Box::new(|world| Request::DeallocPd { pd: world.spare_pd }),
         K::RegMr => {

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use support::program::{ALL_ACCESS, CAP, gid, read, send, write};
-use support::{End, Server, pair, wait_for};
+use support::{End, PeerAgent, Server, pair, wait_for};
 use verbatim_device::control::{
     ForwardedQp, MOST_QPS, QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request, RestoredQp,
 };
@@ -227,8 +227,58 @@ fn finish(talkers: &mut [Talker; 2]) {
 
 #[test]
 fn one_end_moves_to_another_rnic_in_the_middle() {
-    let [a, b, c] = [1, 2, 3].map(|host| Server::start([127, 7, 80, host]));
+    let hosts = [1, 2, 3].map(|host| Server::start([127, 7, 80, host]));
+    move_one_end(&hosts, || {});
+}
+
+/// The agents do not say in time that the two ends name each other: the secret of both does.
+#[test]
+fn a_move_does_not_wait_for_the_agents_word() {
+    let hosts = [1, 2, 3].map(|host| Server::start([127, 7, 83, host]));
+    let mut agents = Vec::new();
+    move_one_end(&hosts, || agents.extend(hosts.iter().map(PeerAgent::of)));
+    let [_, b, c] = [&agents[0], &agents[1], &agents[2]].map(|agent| agent.question().pair);
+    assert_eq!(
+        (b.own.gid, c.own.gid),
+        (gid(hosts[1].address), gid(hosts[2].address))
+    );
+}
+
+/// Requests that were posted while the queue pair stood still have no doorbell and no timer left: they go once the partner has been heard.
+#[test]
+fn what_was_posted_while_it_stood_still_goes_on_by_the_secret() {
+    let [a, b, c] = [1, 2, 3].map(|host| Server::start([127, 7, 84, host]));
     let [mut left, mut right] = talkers(&a, &b);
+    let _silent = [&a, &b, &c].map(PeerAgent::of);
+    left.say(0..40);
+    right.say(0..40);
+    wait_for("both to be quiet", || {
+        let said = [&mut left, &mut right].map(|talker| {
+            talker.poll();
+            (talker.completed, talker.received.len())
+        });
+        (said == [(40, 40); 2]).then_some(())
+    });
+    pause(&left.end);
+    let saved = dump(&left.end);
+    assert!(saved.requests.is_empty());
+    let old = left.move_to(&c, &saved, 40);
+    done(&old, forward_request(old.qp.qpn, c.address, left.end.qp.qpn));
+    done(&old, Request::DestroyQp { qpn: old.qp.qpn });
+    left.say(40..MESSAGES);
+    resume(&left.end);
+    wait_for("what was posted", || {
+        left.poll();
+        right.poll();
+        (right.received.len() as u64 == MESSAGES).then_some(())
+    });
+    right.say(40..MESSAGES);
+    finish(&mut [left, right]);
+}
+
+fn move_one_end([a, b, c]: &[Server; 3], once_connected: impl FnOnce()) {
+    let [mut left, mut right] = talkers(a, b);
+    once_connected();
     left.say(0..40);
     right.say(0..40);
     pause(&left.end);
@@ -237,7 +287,7 @@ fn one_end_moves_to_another_rnic_in_the_middle() {
     b.wait_for("the partner to be paused", |counters| counters.pauses == 1);
     assert_eq!(right.end.program.state(&right.end.qp), QpState::Rts);
     let saved = dump(&left.end);
-    let old = left.move_to(&c, &saved, 40);
+    let old = left.move_to(c, &saved, 40);
     done(&old, forward_request(old.qp.qpn, c.address, left.end.qp.qpn));
     done(&old, Request::DestroyQp { qpn: old.qp.qpn });
     resume(&left.end);
@@ -253,7 +303,7 @@ fn one_end_moves_to_another_rnic_in_the_middle() {
     pause(&left.end);
     let saved = dump(&left.end);
     assert!(saved.requests.is_empty());
-    let _old = left.move_to(&a, &saved, MESSAGES);
+    let _old = left.move_to(a, &saved, MESSAGES);
     resume(&left.end);
     b.wait_for("the second RESUME", |now| now.rx_resumes > counters.rx_resumes);
     assert_eq!(c.stats.read().tx_resumes, of_c, "it has nothing to do with that");

@@ -146,6 +146,12 @@ pub trait Host {
         false
     }
 
+    /// A message of the partner's RNIC has come, by the secret that both share: the partner goes on there, and knows that this queue
+    /// pair is its other end.
+    fn partner_is_at(&mut self, partner: &Location) {
+        let _ = partner;
+    }
+
     /// So much more has been counted of pause and resume.
     fn count_migration(&mut self, counted: &MigrationCounters) {
         let _ = counted;

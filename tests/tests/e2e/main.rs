@@ -18,6 +18,7 @@
 
 mod addresses;
 mod application;
+mod border;
 mod by_name;
 mod came_back;
 mod carried;
@@ -248,6 +249,7 @@ fn main() -> ExitCode {
         faults::tests(),
         lost_rnic::tests(),
         addresses::tests(),
+        border::tests(),
         containers::tests(),
         network::tests(),
         files::tests(),

@@ -285,6 +285,8 @@ async fn ask(client: &mut PeerClient<Channel>, rpc: PeerRpc, session: u64, name:
         PeerRpc::PartnerResume => client.partner_resume(id).await.map(drop),
         PeerRpc::ShareSecrets => client.share_secrets(links).await.map(drop),
         PeerRpc::PauseEnds => client.pause_ends(links).await.map(drop),
+        PeerRpc::ConfirmPeers => client.confirm_peers(links).await.map(drop),
+        PeerRpc::PeersGone => client.peers_gone(links).await.map(drop),
         PeerRpc::ResumeEnds => client.resume_ends(links).await.map(drop),
         PeerRpc::Lack => {
             let request = LackRequest {
@@ -393,6 +395,8 @@ async fn nobody_speaks_in_anothers_name() {
         PeerRpc::ShareSecrets,
         PeerRpc::PauseEnds,
         PeerRpc::ResumeEnds,
+        PeerRpc::ConfirmPeers,
+        PeerRpc::PeersGone,
     ];
     for rpc in named {
         let session = Scene::Unknown.stage(&host.agent);

@@ -679,6 +679,7 @@ mod tests {
             bridge: String::new(),
             mtu: None,
             filters_addresses: true,
+            confirm_peers: Default::default(),
             cgroup_parent: folder.to_owned(),
         };
         let record = serde_json::json!({

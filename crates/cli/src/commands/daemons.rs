@@ -47,6 +47,7 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
         bridge: arguments.bridge,
         mtu: arguments.mtu,
         filters_addresses: !arguments.no_address_filter,
+        confirm_peers: arguments.confirm_peers,
         cgroup_parent: arguments.cgroup_parent,
     };
     verbatim_agent::raise_priority();

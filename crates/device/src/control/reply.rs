@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use verbatim_seqpacket::Carried;
 
 use super::{
-    CmReply, DeviceAttr, MwState, PortAttr, QpAttr, QpCap, QpPosition, QpState, QpStatistics, SrqAttr,
+    CmReply, DeviceAttr, MwState, PeerStanding, PortAttr, QpAttr, QpCap, QpPosition, QpState, QpStatistics,
+    SrqAttr,
 };
 
 /// An answer of the RNIC.
@@ -129,6 +130,8 @@ pub enum Reply {
     },
     /// To a [`Request::Cm`](super::Request::Cm). From version 12 on ([`CM_VERSION`](super::CM_VERSION)).
     Cm(CmReply),
+    /// How queue pairs stand to those that name them, in the order asked for.
+    PeerStandings(Vec<PeerStanding>),
 }
 
 /// Whose a queue pair is.

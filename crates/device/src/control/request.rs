@@ -5,8 +5,8 @@ use strum::{EnumDiscriminants, EnumIter, IntoStaticStr};
 use verbatim_seqpacket::Carried;
 
 use super::{
-    Access, AddressVector, CmRequest, ForwardedQp, MwState, MwType, QpAttr, QpAttrMask, QpCap, QpClass,
-    QpSecret, QpType, RestoredQp, Segment, SrqAttr, Translation,
+    Access, AddressVector, CmRequest, ForwardedQp, MwState, MwType, PeerAnswer, PeerPair, QpAttr, QpAttrMask,
+    QpCap, QpClass, QpSecret, QpType, RestoredQp, Segment, SrqAttr, Translation,
 };
 
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
@@ -358,6 +358,39 @@ pub enum Request {
     /// Connections by address and port. Answered by [`Reply::Cm`](super::Reply::Cm). From version 12 on
     /// ([`CM_VERSION`](super::CM_VERSION)).
     Cm(CmRequest),
+    /// From root of the host only, on a connection without a context: from now on a reliable connection to another host sends only
+    /// after the other end is known to name it, and the RNIC asks that as [`PeerNews`](super::PeerNews) on this connection, which has no
+    /// answers beside the one to this request. It takes the place of an earlier one. When it is closed, the questions wait for the next.
+    /// Answered by [`Reply::Done`](super::Reply::Done).
+    TakePeerQuestions,
+    /// From root of the host only, on a connection without a context: the answers to questions. Those to a question that does not stand
+    /// any more change nothing. Answered by [`Reply::Done`](super::Reply::Done).
+    AnswerPeerQuestions {
+        /// At most [`MAX_PEER_PAIRS`](super::MAX_PEER_PAIRS).
+        answers: Vec<PeerAnswer>,
+    },
+    /// From root of the host only, on a connection without a context: queue pairs of another host name these of this RNIC. Where the
+    /// answer is *named*, the number at this RNIC is given to no other queue pair before the other host has heard that it names that
+    /// one no more. Answered by [`Reply::PeerStandings`](super::Reply::PeerStandings).
+    MeetPeers {
+        /// At most [`MAX_PEER_PAIRS`](super::MAX_PEER_PAIRS).
+        pairs: Vec<PeerPair>,
+    },
+    /// From root of the host only, on a context of its own that is not handed over: the host's own services use it, and nobody is asked
+    /// whether the other ends of its queue pairs name them. Answered by [`Reply::Done`](super::Reply::Done).
+    ServeHost,
+    /// From root of the host only, on a connection without a context: the other ends name these of this RNIC no more. Nothing is sent
+    /// to them from now on, and no answer that is under way counts. Answered by [`Reply::Done`](super::Reply::Done).
+    PeersGone {
+        /// At most [`MAX_PEER_PAIRS`](super::MAX_PEER_PAIRS).
+        pairs: Vec<PeerPair>,
+    },
+    /// From root of the host only, on a connection without a context: the RNICs of the other ends know that these of this RNIC name
+    /// them no more ([`PeerNews::Gone`](super::PeerNews::Gone)). Answered by [`Reply::Done`](super::Reply::Done).
+    PeersHeard {
+        /// At most [`MAX_PEER_PAIRS`](super::MAX_PEER_PAIRS).
+        pairs: Vec<PeerPair>,
+    },
 }
 
 /// How many queue pairs one [`Request::QueryOwners`] can name.

@@ -176,6 +176,12 @@ impl Clients {
         Some(&self.clients.get(id)?.socket)
     }
 
+    /// Who is charged for a connection, in words.
+    pub fn tenant(&self, id: u32) -> String {
+        let client = self.clients.get(id);
+        client.map_or_else(String::new, |client| client.seat.payer().tenant().to_string())
+    }
+
     pub fn context_mut(&mut self, id: u32) -> Option<&mut Context> {
         self.clients.get_mut(id)?.context.as_mut()
     }
@@ -408,6 +414,11 @@ impl Nic {
                 return Ok(self.query_statistics(from_qpn, credentials));
             }
             Request::QueryOwners { qpns } => return self.query_owners(&qpns),
+            Request::TakePeerQuestions => return Ok(self.take_peer_questions(id, now)),
+            Request::AnswerPeerQuestions { answers } => return self.answer_peer_questions(&answers, now),
+            Request::MeetPeers { pairs } => return self.meet_peers(&pairs, now),
+            Request::PeersGone { pairs } => return self.peers_gone(&pairs, now),
+            Request::PeersHeard { pairs } => return self.peers_heard(&pairs),
             Request::StartCapture { snap_bytes, qpn } => return self.start_capture(id, snap_bytes, qpn),
             Request::OpenContext { ref name, .. } => {
                 let most = self.device.limits.per_program.max_contexts;
@@ -477,6 +488,7 @@ impl Nic {
         };
         self.poller.remove(&client.socket);
         self.captures.retain(|sink| sink.id != id);
+        self.asked = self.asked.filter(|asked| *asked != id);
         if let Some(context) = client.context {
             tracing::debug!(id, name = context.name, "context closed");
             // The program may still have this descriptor, so that closing it here does not end the watch.
@@ -494,7 +506,7 @@ impl Nic {
                 self.remove_cm_channel(*channel, super::now());
             }
             self.objects.cm.remove_program(id);
-            self.objects.remove_all(context);
+            self.objects.remove_all(context, super::now());
         }
     }
 }

@@ -278,6 +278,7 @@ impl Intake<'_> {
             qps,
             shared,
             forwarding,
+            confirming,
             ..
         } = &mut *self.objects;
         let Some(qp) = qps.get_mut(qpn) else { return };
@@ -299,6 +300,9 @@ impl Intake<'_> {
         if (qp.parked || qp.stopped) && !qp.is_paused() {
             self.counters.rx_parked += 1;
             return;
+        }
+        if !qp.confirmation.is_open() {
+            confirming.note_sign(qpn, self.now);
         }
         self.touched.add(qpn, qp);
         self.lineup.note(qp.class, 1, packet.payload.len());

@@ -102,7 +102,7 @@ impl Nic {
             };
             qp.touched = false;
             let deadline = match qp.transport.state() {
-                _ if qp.stopped => None,
+                _ if qp.stopped || qp.is_awaiting() => None,
                 // Time is looked at when it has its turn.
                 _ if qp.line == Some(QpClass::Background) => None,
                 QpState::Err => Some(now + qp.flush_interval),

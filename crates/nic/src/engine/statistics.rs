@@ -35,6 +35,10 @@ impl Nic {
             &self.objects.shared.migration,
         );
         device.push(("starved".to_owned(), self.core.times()));
+        let confirming = self.objects.confirming.counters();
+        device.extend(confirming.map(|(name, count)| (name.to_owned(), count)));
+        let kept_back = self.objects.named.kept_back() as u64;
+        device.push(("numbers_kept_back".to_owned(), kept_back));
         Reply::Statistics {
             device,
             qps,

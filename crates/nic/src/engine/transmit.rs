@@ -150,6 +150,9 @@ impl Nic {
         if qp.stopped {
             return Ok(Served::All);
         }
+        if qp.is_kept_from_sending() {
+            return self.transmit_unconfirmed(qpn, share, now);
+        }
         // A datagram queue pair starts the batch for each of its destinations by itself.
         if let Some(route) = &qp.route {
             let window = self
@@ -203,6 +206,56 @@ impl Nic {
                 Transmit::More => return Ok(Served::Part),
             }
         }
+    }
+
+    /// The turn of a queue pair whose other end is not known to name it. What two RNICs say to each other by a secret is sent all the same.
+    /// Nothing else is: either it stays where it is, or, if there is to be no answer, goes nowhere.
+    #[cold]
+    fn transmit_unconfirmed(&mut self, qpn: u32, share: usize, now: Time) -> Result<Served, NicError> {
+        if !self.send_batch(now)? {
+            return Ok(Served::Blocked);
+        }
+        let Self {
+            objects,
+            effects,
+            touched,
+            batch,
+            ..
+        } = self;
+        let Objects {
+            qps,
+            shared,
+            confirming,
+            ..
+        } = objects;
+        let Some(qp) = qps.get_mut(qpn) else {
+            return Ok(Served::Nothing);
+        };
+        let Some((flow, traffic)) = qp.route.map(|route| (route.flow, route.traffic)) else {
+            return Ok(Served::All);
+        };
+        touched.add(qpn, qp);
+        batch.restart_with(flow, traffic);
+        let (is_moving, is_awaiting) = (qp.is_between_rnics(), qp.is_awaiting());
+        let (transport, mut host) = qp.split(shared, effects, now);
+        let served = match transport.as_rc_mut() {
+            Some(transport) if is_moving || is_awaiting => {
+                // One message at most: it fits.
+                transport.poll_messages(now, &mut host, batch);
+                Served::All
+            }
+            _ => {
+                let outcome = transport.poll_transmit(now, &mut host, batch, share);
+                confirming.withheld += u64::from(batch.segments());
+                batch.clear();
+                match outcome {
+                    Transmit::Idle => Served::All,
+                    Transmit::Full | Transmit::More => Served::Part,
+                }
+            }
+        };
+        self.send_batch(now)?;
+        Ok(served)
     }
 
     /// Sends the batch, if there is one; false: it has to wait.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use verbatim_device::control::{AsyncEvent, AsyncEventType};
-use verbatim_roce::Forwarded;
+use verbatim_roce::{Forwarded, Location};
 
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -15,6 +15,9 @@ pub struct Effects {
     pub broken_qps: Vec<u32>,
     /// Queue pairs whose partner has gone on elsewhere, and where it was.
     pub moved_peers: Vec<(u32, IpAddr)>,
+    /// Queue pairs that have heard from their partner by the secret of both, and where it is. They are looked at before anybody has a turn
+    /// to send.
+    pub heard_peers: Vec<(u32, Location)>,
     /// RESUMEs for queue pairs that have left, and the own address that they came to.
     pub forwarded: Vec<(Forwarded, IpAddr)>,
     /// Asynchronous events, with the contexts to tell.
@@ -28,6 +31,7 @@ impl Effects {
             truncated_contexts,
             broken_qps,
             moved_peers,
+            heard_peers: _,
             forwarded: _,
             events: _,
         } = self;

@@ -308,6 +308,10 @@ impl Host for Surroundings<'_> {
         true
     }
 
+    fn partner_is_at(&mut self, partner: &Location) {
+        self.effects.heard_peers.push((self.domain.qpn, *partner));
+    }
+
     fn count_migration(&mut self, counted: &MigrationCounters) {
         self.shared.migration.add(counted);
     }

@@ -51,6 +51,7 @@ impl Desk<'_> {
         } = self;
         let Objects { qps, shared, .. } = &mut **objects;
         let qp = qps.get_mut(qpn).expect("its owner was checked");
+        let other_end = qp.other_end();
         let (transport, mut host) = qp.split(shared, effects, *now);
         transport
             .modify(&change, &mut host)
@@ -80,6 +81,7 @@ impl Desk<'_> {
             };
             objects.set_route(qpn, Some(route));
         }
+        objects.other_end_changed(qpn, other_end, *now);
         changed_qps.push(qpn);
         Ok(Reply::Done)
     }

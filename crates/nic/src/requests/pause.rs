@@ -203,7 +203,10 @@ impl Desk<'_> {
         let (requests, receive): (Vec<u64>, _) = (image.requests().collect(), image.receive());
         let transport = RcQp::restore(Qpn::new(qpn), config, image).map_err(invalid)?;
         let Self {
-            objects, changed_qps, ..
+            objects,
+            changed_qps,
+            now,
+            ..
         } = self;
         let Objects { qps, shared, .. } = &mut **objects;
         let qp = qps.get_mut(qpn).expect("its owner was checked");
@@ -222,6 +225,7 @@ impl Desk<'_> {
             };
             objects.set_route(qpn, Some(route));
         }
+        objects.other_end_changed(qpn, None, *now);
         changed_qps.push(qpn);
         Ok(())
     }

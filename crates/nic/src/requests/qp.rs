@@ -6,6 +6,7 @@ use verbatim_device::control::{
 use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 
 use super::Desk;
+use crate::confirming::Confirmation;
 use crate::context::Context;
 use crate::ends::QpEnds;
 use crate::error::Refused;
@@ -70,6 +71,8 @@ impl Desk<'_> {
             groups: 0,
             parked: context.parked,
             stopped: false,
+            confirmation: Confirmation::default(),
+            serves_host: context.serves_host,
             doomed: false,
             class: QpClass::User,
             line: None,
@@ -87,6 +90,7 @@ impl Desk<'_> {
             None => qps.insert_with(|qpn, _| make(qpn)),
         };
         let qpn = qpn.expect("there was room");
+        self.objects.named.take_back(qpn);
         self.objects.forwarding.remove(Qpn::new(qpn));
         context.assign_slot(slot, Some(qpn));
         self.use_pd(wanted.pd, id)?.users += 1;
@@ -155,7 +159,7 @@ impl Desk<'_> {
 
     pub(super) fn destroy_qp(&mut self, id: u32, qpn: u32, context: &mut Context) -> Result<Reply, Refused> {
         let slot = self.own_qp(qpn, id)?.slot;
-        self.objects.remove_qp(qpn);
+        self.objects.remove_qp(qpn, self.now);
         context.assign_slot(slot, None);
         if let Some(events) = &mut context.events {
             events.forget(|event| event.object == qpn && is_of_qp(event.event));

@@ -4,10 +4,12 @@
 pub mod chance;
 pub mod cm;
 pub mod objects;
+pub mod peers;
 pub mod program;
 pub mod server;
 
 pub use objects::{Channel, Events, Srq, Ud};
+pub use peers::PeerAgent;
 pub use program::{Memory, Program, Qp, Queue};
 pub use server::Server;
 

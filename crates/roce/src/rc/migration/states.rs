@@ -237,6 +237,7 @@ impl RcQp {
             }
         }
         self.migration.accepted = received.counter;
+        host.partner_is_at(&received.source);
         true
     }
 
@@ -294,6 +295,21 @@ impl RcQp {
         match self.migration.standing {
             Standing::Running => self.transmit(now, host, batch, budget),
             _ => Transmit::Idle,
+        }
+    }
+
+    /// In the place of [`RcQp::poll_transmit`], for a NIC that does not know yet whether the partner names this queue pair: sends
+    /// nothing but messages about stop and resume, which the partner's RNIC believes by their secret only.
+    #[cold]
+    pub fn poll_messages(&mut self, now: Time, host: &mut impl Host, batch: &mut TxBatch) -> Transmit {
+        if !matches!(self.shell.phase, Phase::Stopped | Phase::Waiting) {
+            return Transmit::Idle;
+        }
+        let sent = self.counted(host, |qp, _| qp.send_messages(now, batch));
+        self.refresh_phase();
+        match sent {
+            Ok(()) => Transmit::Idle,
+            Err(SendError::Full | SendError::Access) => Transmit::Full,
         }
     }
 

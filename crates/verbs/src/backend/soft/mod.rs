@@ -76,7 +76,11 @@ fn open(runtime: &Path, limit: Option<Duration>) -> Result<Arc<dyn Device>, Verb
         version,
         name: program_name(),
     };
-    Ok(Arc::new(SoftDevice::start(connection, "open_device", request)?))
+    let device = SoftDevice::start(connection, "open_device", request)?;
+    if limit.is_some() {
+        device.serve_host();
+    }
+    Ok(Arc::new(device))
 }
 
 /// The program's name, for the RNIC's statistics.
