@@ -327,6 +327,18 @@ impl Daemon {
     /// Opens the data of a copy that needs them, unless they are open. Data that cannot be opened are never
     /// replaced.
     pub(super) fn claim_data(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+        match self.claim(entry, state) {
+            Ok(()) => Ok(()),
+            Err(lack @ Lack::Other(..)) => bail!(
+                "{lack}; if it is right, `verbatim volume accept {}` says so",
+                entry.name
+            ),
+            Err(lack) => Err(lack.into()),
+        }
+    }
+
+    /// The same. An error is what the data lack.
+    pub(super) fn claim(&self, entry: &Entry, state: &mut State) -> Result<(), Lack> {
         let Some(sidecar) = state.sidecar.clone().filter(|sidecar| needs_data(&sidecar.role)) else {
             state.let_go();
             return Ok(());
@@ -335,14 +347,7 @@ impl Daemon {
             true => Belief::Suspect,
             false => Belief::Sound,
         };
-        match self.open_data(entry, state, &sidecar, belief) {
-            Ok(_) => Ok(()),
-            Err(lack @ Lack::Other(..)) => bail!(
-                "{lack}; if it is right, `verbatim volume accept {}` says so",
-                entry.name
-            ),
-            Err(lack) => Err(lack.into()),
-        }
+        self.open_data(entry, state, &sidecar, belief).map(drop)
     }
 
     /// An operator accepts the present data as the volume.
