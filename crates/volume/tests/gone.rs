@@ -250,8 +250,14 @@ fn an_order_of_an_earlier_release_is_understood_and_one_to_it_is_as_before() {
         force,
     };
     let old = r#"{"delete":{"name":"db"}}"#;
-    assert_eq!(serde_json::from_str::<Order>(old).expect("an order"), delete(false));
+    assert_eq!(
+        serde_json::from_str::<Order>(old).expect("an order"),
+        delete(false)
+    );
     assert_eq!(serde_json::to_string(&delete(false)).expect("text"), old);
     let new = serde_json::to_string(&delete(true)).expect("text");
-    assert_eq!(serde_json::from_str::<Order>(&new).expect("an order"), delete(true));
+    assert_eq!(
+        serde_json::from_str::<Order>(&new).expect("an order"),
+        delete(true)
+    );
 }

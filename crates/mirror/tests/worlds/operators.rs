@@ -272,6 +272,10 @@ impl World {
 
     pub fn accept(&mut self, host: usize, rules: &Rules) {
         if let Some(suspect) = self.copy(host).cloned() {
+            // All of it is written again first.
+            if self.hosts[host].medium == Medium::ReadOnly {
+                return;
+            }
             if let Some(next) = trust::accepted(&suspect)
                 && self.put(host, Some(Record::Copy(next)), true)
             {

@@ -1,5 +1,6 @@
 //! The data of the copies on this host: made once, opened again, waited for, accepted by an operator.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -373,10 +374,17 @@ impl Daemon {
         // A suspect copy has no other writer.
         let again = store.clone();
         let keeps_room = store.keeps_room(sidecar.length);
-        let written = tokio::task::spawn_blocking(move || again.write_again(sidecar.length, keeps_room));
-        written
-            .await?
-            .with_context(|| format!("{name} stays suspect: its disk fails still"))?;
+        let written = tokio::task::spawn_blocking(move || {
+            again.be_writable()?;
+            again.write_again(sidecar.length, keeps_room)
+        });
+        match written.await? {
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => bail!(
+                "{name} stays suspect: the file system of its data is read-only. Repair its disk and make it writable (`mount -o remount,rw`), and \
+                 accept it then; or `verbatim volume migrate {name} --to HOST --rescue` saves all that can be read"
+            ),
+            written => written.with_context(|| format!("{name} stays suspect: its disk fails still"))?,
+        }
         let mut state = entry.state.lock().await;
         let is_same = state.store.as_ref().is_some_and(|now| Arc::ptr_eq(now, &store));
         ensure!(
