@@ -26,6 +26,7 @@ const NONE: Rules = Rules {
     disks: false,
     folders: false,
     media: false,
+    losses: false,
     names: false,
     operators: false,
     quirk: None,
@@ -87,13 +88,24 @@ const NAMES: Rules = Rules {
     ..NONE
 };
 
-const ALL: [(&str, Rules); 6] = [
+/// Data that are gone for good.
+const LOSSES: Rules = Rules {
+    hosts: 3,
+    moves: 2,
+    writes: 1,
+    losses: true,
+    operators: true,
+    ..NONE
+};
+
+const ALL: [(&str, Rules); 7] = [
     ("decisions", DECISIONS),
     ("disks", DISKS),
     ("sessions", SESSIONS),
     ("sizes", SIZES),
     ("media", MEDIA),
     ("names", NAMES),
+    ("losses", LOSSES),
 ];
 
 /// Everything at once, for walks.
@@ -107,6 +119,7 @@ const LIFE: Rules = Rules {
     disks: true,
     folders: true,
     media: true,
+    losses: true,
     names: true,
     operators: true,
     quirk: None,
@@ -174,6 +187,11 @@ fn in_all_worlds_a_disk_that_takes_or_gives_no_data_loses_none() {
 #[test]
 fn in_all_worlds_another_volume_of_the_name_hides_nothing() {
     goes_through("names", NAMES);
+}
+
+#[test]
+fn in_all_worlds_a_copy_whose_data_are_gone_is_in_nobodys_way() {
+    goes_through("losses", LOSSES);
 }
 
 #[test]

@@ -164,11 +164,15 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Remove a copy of a volume and its data. A block device stays as it is.
-    #[command(after_help = "Example:\n  verbatim volume detach db && verbatim volume delete db")]
+    /// Remove a copy of a volume and its data. A block device, and a file outside of the daemon's folder, stay as they are.
+    #[command(after_help = DELETE_HELP)]
     Delete {
         /// The volume.
         name: String,
+        /// Also a copy that serves and whose data are gone for good: missing, cut, or replaced by others. It changes nothing for other
+        /// copies.
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -242,6 +246,22 @@ pub enum KeepArgument {
     /// The one at the destination.
     Destination,
 }
+
+const DELETE_HELP: &str = "\
+Examples:
+  verbatim volume detach db && verbatim volume delete db
+  verbatim volume detach db && verbatim volume delete db --force   # its data are gone for good
+
+A copy that serves is not deleted while `verbatim volume list` says that it waits for its data: a mount may be missing, or a disk may come late. If the data are
+gone for good (missing, cut, or replaced by others), --force forgets the copy: its name is free, and the volume can move here again. What is at the path of
+`create --data` or `place` stays as it is; a file in the daemon's own folder goes. A copy whose data are there is deleted, or not, as without --force.
+
+This host remembers how new the copy was, so that another host that has moved the volume here, and has not heard so yet, hears the right answer. A second
+`delete` ends that.
+
+A host that had the volume before may have an older copy (`verbatim volume list` there: moved): `verbatim volume revive db --force` serves it there.
+
+Exit status: 0 it is deleted, 1 refused.";
 
 const ACCEPT_HELP: &str = "\
 Example:
@@ -413,7 +433,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
         VolumeCommand::List { common } => (Order::List, common),
         VolumeCommand::Status { name, common } => return status(&name, &common),
         VolumeCommand::Resize { name, size, common } => (Order::Resize { name, length: size }, common),
-        VolumeCommand::Delete { name, common } => (Order::Delete { name }, common),
+        VolumeCommand::Delete { name, force, common } => (Order::Delete { name, force }, common),
         VolumeCommand::Migrate {
             name,
             to,

@@ -89,6 +89,9 @@ pub enum Order {
     },
     Delete {
         name: String,
+        /// Also a copy that serves and whose data are gone for good.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        force: bool,
     },
     Migrate {
         name: String,
@@ -160,7 +163,7 @@ impl Order {
             | Self::Detach { name, .. }
             | Self::Sync { name }
             | Self::Resize { name, .. }
-            | Self::Delete { name }
+            | Self::Delete { name, .. }
             | Self::Migrate { name, .. }
             | Self::Check { name, .. }
             | Self::Cancel { name }

@@ -2,6 +2,7 @@
 
 mod data;
 mod deciding;
+mod deleting;
 mod devices;
 mod keeping;
 mod lent;

@@ -3,15 +3,15 @@
 
 mod support;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use support::client::Client;
-use support::devices::{Thin, can_have_devices, run};
+use support::devices::{Thin, can_have_devices};
+use support::files::Files;
 use support::pinned::Pinned;
-use support::{Lab, PATIENCE, find, until};
+use support::{Lab, PATIENCE, until};
 use verbatim_volume::control::{Order, Outcome, order_now};
 
 const MIB: u64 = 1 << 20;
@@ -239,52 +239,10 @@ fn a_volume_whose_flush_has_failed_is_not_written_by_the_next_daemon_either() {
     connect(&lab, 0).write(0, &[1; 512], true).expect("written");
 }
 
-/// A file system on a thin disk with allocated files. Its metadata have room, and writes to the files have
-/// none.
-struct Files {
-    thin: Thin,
-    mounted: PathBuf,
-}
-
-impl Files {
-    fn new(lab: &Lab) -> Option<Self> {
-        if !can_have_devices() || find("mkfs.ext4").is_none() {
-            return None;
-        }
-        let thin = Thin::new(lab.path(0, "thin"), 2 * SIZE, MORE_ROOM);
-        let mounted = lab.path(0, "disk");
-        std::fs::create_dir_all(&mounted).expect("a folder");
-        // A journal would need room as well.
-        run(Command::new("mkfs.ext4")
-            .args(["-q", "-O", "^has_journal", "-E", "lazy_itable_init=0"])
-            .arg(&thin.disk.device));
-        run(Command::new("mount").arg(&thin.disk.device).arg(&mounted));
-        Some(Self { thin, mounted })
-    }
-
-    fn data(&self) -> PathBuf {
-        self.mounted.join("db.img")
-    }
-
-    /// From now on there is no room.
-    fn fill(&self) {
-        run(Command::new("sync").arg("--file-system").arg(&self.mounted));
-        let stat = rustix::fs::statvfs(&self.thin.room.0).expect("a file system");
-        let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
-        self.thin.room.resize(&(used + (64 << 10)).to_string());
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        run(Command::new("umount").arg("--lazy").arg(&self.mounted));
-    }
-}
-
 /// The first host has the volume in a fully allocated file.
 fn with_files(die_at: Option<&str>) -> Option<(Lab, Files)> {
     let mut lab = Lab::without_daemons();
-    let files = Files::new(&lab)?;
+    let files = Files::new(&lab, 2 * SIZE)?;
     lab.start(0, die_at);
     let data = files.data();
     let data = data.to_str().expect("text");
@@ -310,7 +268,7 @@ fn a_daemon_that_is_killed_between_a_flush_that_failed_and_its_note_leaves_a_sus
     assert!(client.flush().is_err(), "there is no room");
     until("the daemon is ended", || lab.has_ended(0));
     lab.kill(0);
-    files.thin.room.resize(MORE_ROOM);
+    files.make_room();
     // The kernel has reported the failure to the dead process alone.
     lab.start(0, None);
     for step in 0..2 {

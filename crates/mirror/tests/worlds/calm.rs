@@ -161,16 +161,11 @@ impl World {
         for _ in 0..2 {
             let serving = (0..self.hosts.len()).find(|&host| self.serves(host));
             if serving.is_some() {
+                self.is_cleared(when, rules)?;
                 return Ok(serving);
             }
-            // Cut data are refused, and an operator restores them from elsewhere.
-            let is_cut = |host: usize| {
-                let here = self.durable_copy(host);
-                let length = self.hosts[host].place.as_ref().map_or(0, |disk| disk.length);
-                here.is_some_and(|here| here.length > length.into())
-            };
-            if (0..self.hosts.len()).any(is_cut) {
-                return Ok(None);
+            if (0..self.hosts.len()).any(|host| self.lacks_data(host)) || self.was_gone {
+                return self.is_left(when, rules);
             }
             for host in 0..self.hosts.len() {
                 if self.here(host) == Here::Unknown && self.hosts[host].is_old {
@@ -226,6 +221,52 @@ impl World {
             self.settle(rules)?;
         }
         Err(format!("{when}: no copy serves"))
+    }
+
+    /// Operators delete, by force, copies whose data are gone for good. The copy that serves may hear that
+    /// their hosts had the volume, and its operator says that they have it no more.
+    fn is_cleared(&mut self, when: &str, rules: &Rules) -> Result<(), String> {
+        for host in 0..self.hosts.len() {
+            if self.lacks_data(host) && !self.delete(host, rules) {
+                return Err(format!(
+                    "{when}: the data of {host} are gone, and it cannot be deleted"
+                ));
+            }
+        }
+        self.settle(rules)?;
+        self.nobody_waits()?;
+        let serving = (0..self.hosts.len()).find(|&host| self.serves(host));
+        if let Some(host) = serving.filter(|_| self.is_shouted) {
+            let mut next = self.copy(host).expect("it serves").clone();
+            next.overruled.clear();
+            self.put(host, Some(Record::Copy(next)), true);
+        }
+        Ok(())
+    }
+
+    /// The data of the volume were lost: the youngest copy that stayed behind serves again. `None` if there
+    /// is none.
+    fn is_left(&mut self, when: &str, rules: &Rules) -> Result<Option<usize>, String> {
+        self.is_cleared(when, rules)?;
+        let is_whole = |host: &usize| {
+            let here = self
+                .copy(*host)
+                .filter(|here| matches!(here.role, Role::Moved { .. }));
+            here.is_some_and(|here| {
+                let data = self.own_data(*host);
+                data.is_some_and(|disk| u64::from(disk.length) >= here.length)
+            })
+        };
+        let left = (0..self.hosts.len()).filter(is_whole);
+        let Some(host) = left.max_by_key(|&host| self.copy(host).map(|here| here.generation)) else {
+            return Ok(None);
+        };
+        self.revive(host, rules);
+        self.is_cleared(when, rules)?;
+        match self.serves(host) {
+            true => Ok(Some(host)),
+            false => Err(format!("{when}: {host} does not serve again")),
+        }
     }
 
     /// Moves the volume, with the decisions that refusals ask for.

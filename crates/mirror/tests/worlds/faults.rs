@@ -21,6 +21,8 @@ pub enum Fault {
     Swap(usize),
     /// The data are cut.
     Cut(usize),
+    /// The disk with the data is gone for good, and the daemon has ended with it.
+    Lose(usize),
     /// The data are moved away while the daemon runs. Where it has them open, it goes on with them.
     MoveAway(usize),
     /// The data of a copy that has left, or is filled, are deleted while the daemon runs.
@@ -52,6 +54,9 @@ impl World {
             let place = &self.hosts[host];
             if rules.media {
                 self.faults_of_media(host, &mut faults);
+            }
+            if rules.losses && self.may_lose(host) {
+                faults.push(Fault::Lose(host));
             }
             match &place.process {
                 Some(process) => {
@@ -104,6 +109,17 @@ impl World {
             }
         }
         faults
+    }
+
+    /// Whether the copy here is one that its data are needed for, and has them.
+    fn may_lose(&self, host: usize) -> bool {
+        let is_needed = self.durable_copy(host).is_some_and(|here| {
+            matches!(
+                here.role,
+                Role::Serving | Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. }
+            )
+        });
+        is_needed && self.own_data(host).is_some()
     }
 
     fn faults_of_media(&self, host: usize, faults: &mut Vec<Fault>) {
@@ -193,6 +209,11 @@ impl World {
                     (disk.cache[cell], disk.durable[cell], disk.is_dirty[cell]) = (0, 0, false);
                 }
                 // The cut content is lost, and must not be served as if it were not.
+            }
+            Fault::Lose(host) => {
+                self.end(host);
+                let place = &mut self.hosts[host];
+                (place.place, place.away) = (None, None);
             }
             Fault::MoveAway(host) => match self.has_open(host) {
                 true => self.hosts[host].path = Path::Elsewhere,

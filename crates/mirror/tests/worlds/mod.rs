@@ -72,6 +72,8 @@ pub struct Rules {
     pub folders: bool,
     /// Data disks that are full or read-only, and chunks that cannot be read.
     pub media: bool,
+    /// Data that are gone for good.
+    pub losses: bool,
     /// Operators make another volume of the same name where this one has no copy.
     pub names: bool,
     /// Decisions of operators.
@@ -102,6 +104,8 @@ pub struct World {
     pub has_lied: bool,
     /// A copy has said that two have served, or that none does.
     pub is_shouted: bool,
+    /// The copy that served was deleted, since its data were gone.
+    pub was_gone: bool,
     /// The only copy was deleted, or its disk is gone.
     pub is_lost: bool,
     pub wrong: Option<String>,
@@ -147,6 +151,7 @@ impl World {
             writes: rules.writes,
             has_lied: false,
             is_shouted: false,
+            was_gone: false,
             is_lost: false,
             wrong: None,
         };
@@ -188,8 +193,24 @@ impl World {
         self.copy(host).is_some_and(Sidecar::may_serve) && self.process(host).is_some_and(|it| it.is_open)
     }
 
+    /// Whether the copy here would serve, and its data are gone for good, or cut.
+    pub fn lacks_data(&self, host: usize) -> bool {
+        let Some(here) = self.durable_copy(host).filter(|here| here.may_serve()) else {
+            return false;
+        };
+        let data = self.own_data(host);
+        let is_whole = data.is_some_and(|disk| u64::from(disk.length) >= here.length);
+        !is_whole && !self.hosts[host].is_old && !self.serves(host)
+    }
+
     pub fn disk(&mut self, host: usize) -> &mut Disk {
         self.hosts[host].place.as_mut().expect("it is open")
+    }
+
+    /// The data of the copy here, wherever they are.
+    pub fn own_data(&self, host: usize) -> Option<&Disk> {
+        let place = &self.hosts[host];
+        place.place.iter().chain(&place.away).find(|disk| disk.is_it)
     }
 
     /// Makes a record durable. `has_room`: the write needs no room.

@@ -91,7 +91,7 @@ impl World {
                 return None;
             }
             self.process_mut(to).poison = Poison::None;
-            if !self.opens(to, offer.length, rules) || !self.first_to_fill(to, rules) {
+            if !self.opens(to, offer.length, false, rules) || !self.first_to_fill(to, rules) {
                 return None;
             }
             let here = self.copy(to).expect("it is there").clone();
@@ -122,7 +122,7 @@ impl World {
             if place.place.is_some() || place.away.is_some() || place.medium == Medium::ReadOnly {
                 return None;
             }
-        } else if !self.opens(to, length_before, rules) {
+        } else if !self.opens(to, length_before, false, rules) {
             return None;
         }
         if !self.put(

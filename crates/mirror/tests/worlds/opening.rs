@@ -18,13 +18,13 @@ impl World {
         }
     }
 
-    /// Whether the data on this host are the copy's, and are opened.
-    pub fn opens(&mut self, host: usize, length: u64, rules: &Rules) -> bool {
+    /// Whether the data on this host are the copy's, and are opened. `to_read`: also where they cannot be written.
+    pub fn opens(&mut self, host: usize, length: u64, to_read: bool, rules: &Rules) -> bool {
         if self.hosts[host].path != Path::There {
             // They are open.
             return true;
         }
-        if self.hosts[host].medium == Medium::ReadOnly {
+        if self.hosts[host].medium == Medium::ReadOnly && !to_read {
             return false;
         }
         let noted = Noted {
@@ -104,7 +104,7 @@ impl World {
         if !sidecar.may_serve() || self.process(host).is_some_and(|it| it.is_open) {
             return;
         }
-        if !self.opens(host, sidecar.length, rules) {
+        if !self.opens(host, sidecar.length, sidecar.suspect, rules) {
             return;
         }
         if !self.first(host, &sidecar, rules) {

@@ -4,11 +4,13 @@ use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced, revived};
 use verbatim_mirror::{together, trust};
 
 use super::steps::session;
-use super::{Folder, Medium, Path, Quirk, Row, Rules, Said, World};
+use super::{Folder, Medium, Path, Quirk, Row, Rules, Said, World, within};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     Delete(usize),
+    /// By force: the data of the copy that would serve are gone.
+    DeleteGone(usize),
     Keep(usize, bool),
     /// A suspect copy is good, or a sidecar of unknown age is right.
     Accept(usize),
@@ -30,7 +32,7 @@ impl World {
                 words.extend([Word::Delete(host), Word::Accept(host)]);
                 continue;
             }
-            if self.may_delete(host) {
+            if self.may_delete(host) && !self.lacks_data(host) {
                 words.push(Word::Delete(host));
             }
             let place = &self.hosts[host];
@@ -83,9 +85,9 @@ impl World {
     }
 
     pub fn say(&mut self, word: Word, rules: &Rules) {
-        self.faults -= 1;
+        self.faults -= u8::from(!matches!(word, Word::DeleteGone(_)));
         match word {
-            Word::Delete(host) => {
+            Word::Delete(host) | Word::DeleteGone(host) => {
                 self.delete(host, rules);
             }
             Word::Keep(host, is_source) => self.keep(host, is_source, rules),
@@ -107,8 +109,15 @@ impl World {
         }
         let here = self.copy(host).cloned();
         let durable = self.durable_copy(host).cloned();
+        // By force; nothing more is lost by that.
+        let lacks_data = self.lacks_data(host);
+        let forgets = match rules.quirk {
+            Some(Quirk::DeleteForgets) => true,
+            Some(Quirk::DeleteOfGoneForgets) => lacks_data,
+            _ => false,
+        };
         let next = match &here {
-            Some(here) if rules.quirk != Some(Quirk::DeleteForgets) => Some(Record::Gone {
+            Some(here) if !forgets => Some(Record::Gone {
                 gone: Tombstone::of(here),
             }),
             // The second deletion, or one of a copy whose state is unknown.
@@ -119,10 +128,12 @@ impl World {
         } else if !self.put(host, next, true) {
             return false;
         }
+        self.was_gone |= lacks_data;
         let knows_nothing = here.is_none();
         self.hosts[host].has_forgotten |= knows_nothing;
         self.is_lost |= durable.is_some_and(|here| {
-            here.may_serve() || knows_nothing && !matches!(here.role, Role::Moved { .. } | Role::Incomplete)
+            here.may_serve() && !lacks_data
+                || knows_nothing && !matches!(here.role, Role::Moved { .. } | Role::Incomplete)
         });
         // A restored sidecar does not name lost data.
         self.is_lost |= knows_nothing && self.hosts[host].is_old;
@@ -177,7 +188,7 @@ impl World {
         });
     }
 
-    /// In the worlds here there is always a younger copy, or its disks are gone and nothing is promised: so it is never true.
+    /// True if all copies that served after it are gone for good. Then the volume is what this one has.
     pub fn revive(&mut self, host: usize, rules: &Rules) {
         let here = self.copy(host).expect("it has left").clone();
         self.sessions += 1;
@@ -187,11 +198,37 @@ impl World {
             next.overruled.clear();
         }
         let generation = next.generation;
+        let is_true = self.is_left_alone(host);
         if self.put(host, Some(Record::Copy(next)), true) {
-            self.have_said(host, number, generation, true);
-            self.has_lied = true;
+            match is_true {
+                true => {
+                    let left = self.own_data(host).map(|disk| disk.durable);
+                    self.flushed = within(left.unwrap_or_default(), here.length);
+                }
+                false => {
+                    self.have_said(host, number, generation, true);
+                    self.has_lied = true;
+                }
+            }
             self.open(host, rules);
         }
+    }
+
+    /// Whether the data of the volume were lost, and no other copy serves or is about to.
+    fn is_left_alone(&self, host: usize) -> bool {
+        let others = || (0..self.hosts.len()).filter(|&other| other != host);
+        let is_about_to = |other: usize| {
+            let here = self.hosts[other].last_copy();
+            let is_one = here.is_some_and(|here| {
+                !matches!(
+                    here.role,
+                    Role::Moved { .. } | Role::Incoming { .. } | Role::Incomplete
+                )
+            });
+            is_one && !self.lacks_data(other)
+        };
+        let is_gone = self.was_gone || others().any(|other| self.lacks_data(other));
+        is_gone && !others().any(is_about_to)
     }
 
     /// In the place of an agent. It is true if the session is decided so, and if all copies are told the same.
@@ -235,6 +272,10 @@ impl World {
 
     pub fn accept(&mut self, host: usize, rules: &Rules) {
         if let Some(suspect) = self.copy(host).cloned() {
+            // All of it is written again first.
+            if self.hosts[host].medium == Medium::ReadOnly {
+                return;
+            }
             if let Some(next) = trust::accepted(&suspect)
                 && self.put(host, Some(Record::Copy(next)), true)
             {

@@ -17,6 +17,8 @@ pub enum Quirk {
     BaseProvesNothing,
     /// A deletion leaves no tombstone, and the base of an offer is not noted.
     DeleteForgets,
+    /// The deletion of a copy whose data are gone leaves none.
+    DeleteOfGoneForgets,
     /// Opening makes missing data.
     OpenMakes,
     /// Opening cuts longer data.
@@ -61,7 +63,7 @@ pub enum Quirk {
     CommitsDeletedFile,
 }
 
-pub const QUIRKS: [Quirk; 28] = [
+pub const QUIRKS: [Quirk; 29] = [
     Quirk::ComparesWithTheCache,
     Quirk::ForgetsAtReopen,
     Quirk::RetriesWithinTheSession,
@@ -69,6 +71,7 @@ pub const QUIRKS: [Quirk; 28] = [
     Quirk::AnswersBeforeNoted,
     Quirk::BaseProvesNothing,
     Quirk::DeleteForgets,
+    Quirk::DeleteOfGoneForgets,
     Quirk::OpenMakes,
     Quirk::OpenCuts,
     Quirk::OpenLengthens,

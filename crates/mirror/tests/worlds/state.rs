@@ -66,7 +66,7 @@ pub enum Medium {
     Good,
     /// Only what is allocated already can be written.
     Full,
-    /// Nothing can be written, and nothing is opened for writing.
+    /// Nothing can be written, and only a suspect copy is opened.
     ReadOnly,
 }
 

@@ -85,6 +85,10 @@ impl World {
                 }
             }
         }
+        // The deletion of a copy whose data are gone is no fault.
+        let gone =
+            (0..self.hosts.len()).filter(|&host| self.process(host).is_some() && self.lacks_data(host));
+        steps.extend(gone.map(|host| Step::Word(Word::DeleteGone(host))));
         if self.faults > 0 {
             steps.extend(self.faults(rules).into_iter().map(Step::Fault));
             if rules.operators {

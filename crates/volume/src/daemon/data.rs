@@ -1,5 +1,6 @@
 //! The data of the copies on this host: made once, opened again, waited for, accepted by an operator.
 
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -327,6 +328,18 @@ impl Daemon {
     /// Opens the data of a copy that needs them, unless they are open. Data that cannot be opened are never
     /// replaced.
     pub(super) fn claim_data(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+        match self.claim(entry, state) {
+            Ok(()) => Ok(()),
+            Err(lack @ Lack::Other(..)) => bail!(
+                "{lack}; if it is right, `verbatim volume accept {}` says so",
+                entry.name
+            ),
+            Err(lack) => Err(lack.into()),
+        }
+    }
+
+    /// The same. An error is what the data lack.
+    pub(super) fn claim(&self, entry: &Entry, state: &mut State) -> Result<(), Lack> {
         let Some(sidecar) = state.sidecar.clone().filter(|sidecar| needs_data(&sidecar.role)) else {
             state.let_go();
             return Ok(());
@@ -335,14 +348,7 @@ impl Daemon {
             true => Belief::Suspect,
             false => Belief::Sound,
         };
-        match self.open_data(entry, state, &sidecar, belief) {
-            Ok(_) => Ok(()),
-            Err(lack @ Lack::Other(..)) => bail!(
-                "{lack}; if it is right, `verbatim volume accept {}` says so",
-                entry.name
-            ),
-            Err(lack) => Err(lack.into()),
-        }
+        self.open_data(entry, state, &sidecar, belief).map(drop)
     }
 
     /// An operator accepts the present data as the volume.
@@ -368,10 +374,17 @@ impl Daemon {
         // A suspect copy has no other writer.
         let again = store.clone();
         let keeps_room = store.keeps_room(sidecar.length);
-        let written = tokio::task::spawn_blocking(move || again.write_again(sidecar.length, keeps_room));
-        written
-            .await?
-            .with_context(|| format!("{name} stays suspect: its disk fails still"))?;
+        let written = tokio::task::spawn_blocking(move || {
+            again.be_writable()?;
+            again.write_again(sidecar.length, keeps_room)
+        });
+        match written.await? {
+            Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => bail!(
+                "{name} stays suspect: the file system of its data is read-only. Repair its disk and make it writable (`mount -o remount,rw`), and \
+                 accept it then; or `verbatim volume migrate {name} --to HOST --rescue` saves all that can be read"
+            ),
+            written => written.with_context(|| format!("{name} stays suspect: its disk fails still"))?,
+        }
         let mut state = entry.state.lock().await;
         let is_same = state.store.as_ref().is_some_and(|now| Arc::ptr_eq(now, &store));
         ensure!(

@@ -5,13 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use tokio::sync::oneshot;
-use verbatim_mirror::decision::{Role, Sidecar, Tombstone, VolumeId};
+use verbatim_mirror::decision::{Role, Sidecar, VolumeId};
 use verbatim_mirror::resize::{self, Lengths};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
 
 use super::data::{HowMade, undo};
 use super::places::has_room;
-use super::space::empty;
 use super::{Daemon, Entry, State};
 use crate::control::{Order, Outcome, Row};
 use crate::device::has_sectors;
@@ -187,76 +186,10 @@ impl Daemon {
                 self.resize(&entry, &mut state, length).await?;
                 self.done(&entry, &state)
             }
-            Order::Delete { name } => {
+            Order::Delete { name, force } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                if state.unknown.is_none() && state.sidecar.is_none() && state.place.is_some() {
-                    entry.folder.delete(None)?;
-                    *state = State::default();
-                    return Ok(Outcome::Volumes(Vec::new()));
-                }
-                if state.unknown.is_none() && state.sidecar.is_none() {
-                    // Tombstones may be left of a volume that is already deleted.
-                    let left = entry.folder.left()?;
-                    if !left.is_empty() {
-                        left.into_iter().try_for_each(|id| entry.folder.forget(id))?;
-                        return Ok(Outcome::Volumes(Vec::new()));
-                    }
-                }
-                let sidecar = known(&entry, &state)?;
-                match &sidecar.role {
-                    Role::Serving if state.settings.attached => {
-                        bail!("{name} is attached; `verbatim volume detach {name}` first")
-                    }
-                    Role::Serving => {
-                        is_nobodys(&entry, &state)?;
-                        if let Some(why) = &state.unserved {
-                            bail!(
-                                "{name} is the copy that serves, and its data cannot be had ({why}): nothing is deleted that may come back"
-                            );
-                        }
-                    }
-                    Role::Deciding { .. } | Role::Held { .. } => bail!("{name} is being moved"),
-                    Role::Ready { from, .. } => {
-                        bail!(
-                            "{name} comes from {from} with an instance, and it is not decided yet whether that has arrived"
-                        )
-                    }
-                    Role::Incoming { from, .. } if state.is_being_filled() => {
-                        bail!(
-                            "{name} is being filled from {from}; `verbatim volume cancel {name}` there ends that"
-                        )
-                    }
-                    // The rest of an attempt: it may not be served, and no host fills it.
-                    Role::Incoming { .. } | Role::Moved { .. } | Role::Incomplete => {}
-                }
-                if state
-                    .volume
-                    .as_ref()
-                    .is_some_and(|volume| volume.migration().is_some())
-                {
-                    bail!("{name} is being moved");
-                }
-                has_ended(&entry, &state)?;
-                self.close(&entry, &mut state).await?;
-                if let Some(incoming) = state.incoming.take() {
-                    incoming.close();
-                }
-                let sidecar = known(&entry, &state)?;
-                // A volume that was made here and never moved needs no tombstone.
-                let is_own = sidecar.may_serve() && sidecar.known() == 1;
-                let tombstone = (!is_own).then(|| Tombstone::of(sidecar));
-                if state.settings.data.is_none()
-                    && matches!(sidecar.role, Role::Incoming { .. } | Role::Incomplete)
-                {
-                    // The data are useless, and may take all the room.
-                    let path = entry.folder.data(&state.settings);
-                    tokio::task::block_in_place(|| empty(&path, sidecar.length))
-                        .with_context(|| format!("{} cannot be emptied", path.display()))?;
-                }
-                entry.folder.delete(tombstone.as_ref())?;
-                self.marker(&entry).discard();
-                *state = State::default();
+                self.delete(&entry, &mut state, force).await?;
                 Ok(Outcome::Volumes(Vec::new()))
             }
             Order::Migrate {

@@ -17,11 +17,12 @@ mod under_way;
 use std::convert::Infallible;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::fs::FallocateFlags;
@@ -33,6 +34,7 @@ use crate::quick::Quick;
 pub use age::at as seen_at;
 use direct::Direct;
 use identity::Identity;
+use opening::Access;
 pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
 pub use signature::Room;
 use signature::Signature;
@@ -62,6 +64,10 @@ const LOCAL: [u64; 7] = [
 #[derive(Debug)]
 pub struct Store {
     file: File,
+    /// How `file` was opened.
+    access: Access,
+    /// The same file once more, since `file` is only good for reads.
+    writable: OnceLock<File>,
     is_device: bool,
     /// The first byte of the device's signature, behind the volume; `u64::MAX` if there is none.
     signed_at: AtomicU64,
@@ -93,7 +99,13 @@ impl Closed {
 }
 
 impl Store {
-    fn new(file: File, is_fresh: bool, belief: Belief, marker: Option<Marker>) -> io::Result<Self> {
+    fn new(
+        file: File,
+        access: Access,
+        is_fresh: bool,
+        belief: Belief,
+        marker: Option<Marker>,
+    ) -> io::Result<Self> {
         let is_device = file.metadata()?.file_type().is_block_device();
         let system = rustix::fs::fstatfs(&file).map(|system| system.f_type as u64);
         let (open, closed) = std::sync::mpsc::channel();
@@ -103,6 +115,8 @@ impl Store {
             is_fresh,
             refuses_cleanly: !is_device && system.is_ok_and(|system| LOCAL.contains(&system)),
             file,
+            access,
+            writable: OnceLock::new(),
             trust: Trust::new(belief, marker),
             is_preallocated: AtomicBool::new(false),
             direct: Direct::default(),
@@ -116,6 +130,25 @@ impl Store {
     /// For the one that closes it: tasks that still use it keep the data claimed for a moment. `None` from the second call on.
     pub fn closed(&self) -> Option<Closed> {
         self.closed.lock().expect("no panic under this lock").take()
+    }
+
+    /// The open file for writes.
+    fn writer(&self) -> &File {
+        self.writable.get().unwrap_or(&self.file)
+    }
+
+    /// Opens for writing what could only be read when it was opened. An error as long as its file system is
+    /// read-only. The read lock stays: it keeps out others who want to write, and others who only read.
+    pub fn be_writable(&self) -> io::Result<()> {
+        if self.access == Access::Write || self.writable.get().is_some() {
+            return Ok(());
+        }
+        // Not by its name, which another file may have by now.
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = File::options().read(true).write(true).open(path)?;
+        // Of two callers each has opened the same file.
+        let _ = self.writable.set(file);
+        Ok(())
     }
 
     /// Whether it is a block device.
@@ -186,9 +219,10 @@ impl Store {
                 "the device has {size} bytes, the volume {length}"
             )));
         }
-        self.file.set_len(length)?;
+        self.trust.check()?;
+        self.writer().set_len(length)?;
         // This also flushes writes of the tenant, and the kernel reports their failure once.
-        self.trust.flush(|| self.file.sync_all())
+        self.trust.flush(|| self.writer().sync_all())
     }
 
     /// Whether all of it is allocated on the disk.
@@ -245,10 +279,10 @@ impl Store {
             self.read(offset, part)?;
             match part.iter().all(|&byte| byte == 0) {
                 true => self.zero_now(offset, part.len() as u64, !keeps_room)?,
-                false => self.file.write_all_at(part, offset)?,
+                false => self.writer().write_all_at(part, offset)?,
             }
         }
-        self.file.sync_data()
+        self.writer().sync_data()
     }
 
     /// Fills `data` from `offset` on.
@@ -282,7 +316,7 @@ impl Store {
     /// Writes all data.
     pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.trust.check()?;
-        self.failing(self.file.write_all_at(data, offset))
+        self.failing(self.writer().write_all_at(data, offset))
     }
 
     /// Fills `data` from the disk, past the page cache. An error if that is not possible.
@@ -377,14 +411,15 @@ impl Store {
             true => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
             false => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
         };
-        match rustix::fs::fallocate(&self.file, flags, offset, length) {
+        match rustix::fs::fallocate(self.writer(), flags, offset, length) {
             Ok(()) => Ok(()),
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 let zeros = vec![0; ZEROS.min(length as usize)];
                 let mut done = 0;
                 while done < length {
                     let part = (length - done).min(ZEROS as u64);
-                    self.file.write_all_at(&zeros[..part as usize], offset + done)?;
+                    self.writer()
+                        .write_all_at(&zeros[..part as usize], offset + done)?;
                     done += part;
                 }
                 Ok(())
@@ -395,7 +430,7 @@ impl Store {
 
     /// Makes written data durable. After one failed flush none succeeds.
     pub fn flush(&self) -> io::Result<()> {
-        self.trust.flush(|| self.file.sync_data())
+        self.trust.flush(|| self.writer().sync_data())
     }
 }
 

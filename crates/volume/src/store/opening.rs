@@ -116,7 +116,9 @@ impl Store {
     pub fn open(path: &Path, expected: Expected<'_>) -> Result<Opened, Lack> {
         let failed = |error: io::Error| Lack::Failed(path.to_owned(), error);
         let metadata = path.metadata().map_err(|error| lack(path, error))?;
-        let file = open(path, metadata.file_type().is_block_device()).map_err(|error| lack(path, error))?;
+        let may_be_read = expected.belief == Belief::Suspect;
+        let (file, access) = open_or_read(path, metadata.file_type().is_block_device(), may_be_read)
+            .map_err(|error| lack(path, error))?;
         let metadata = file.metadata().map_err(failed)?;
         let is_device = metadata.file_type().is_block_device();
         // A suspect copy is read, and rescued, also if its device no longer takes writes.
@@ -174,11 +176,17 @@ impl Store {
                 return Err(Lack::Other(path.to_owned(), how));
             }
         }
-        claim(&file, is_device).map_err(|error| lack(path, error))?;
+        claim(&file, is_device, access).map_err(|error| lack(path, error))?;
         if !is_device {
             keep_private(&file, path);
         }
-        let store = Store::new(file, false, expected.belief, expected.marker).map_err(failed)?;
+        if access == Access::Read {
+            tracing::warn!(
+                "{}: its file system is read-only, and so it is only read",
+                path.display()
+            );
+        }
+        let store = Store::new(file, access, false, expected.belief, expected.marker).map_err(failed)?;
         if let Some(offset) = identity.signed_at() {
             store.signed_at.store(offset, Ordering::Relaxed);
         }
@@ -213,7 +221,7 @@ impl Store {
         };
         // Between the two another order may have taken the file: then it is that one's.
         let is_device = file.metadata()?.file_type().is_block_device();
-        claim(&file, is_device).with_context(taken(path))?;
+        claim(&file, is_device, Access::Write).with_context(taken(path))?;
         let made = finish((file, is_fresh), path, length, making, marker);
         if made.is_err() && is_fresh {
             // This very call made the file.
@@ -261,6 +269,32 @@ fn lack(path: &Path, error: io::Error) -> Lack {
     }
 }
 
+/// What an open file is good for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// It is read and written.
+    Write,
+    /// It is read: its file system was read-only when it was opened.
+    Read,
+}
+
+/// Opens a file or a block device. `may_be_read`: a file whose file system is read-only is opened all the same.
+/// A device is opened for writing in either case.
+fn open_or_read(path: &Path, is_device: bool, may_be_read: bool) -> io::Result<(File, Access)> {
+    match open(path, is_device) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem && may_be_read => {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+            Ok((file, Access::Read))
+        }
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => Err(io::Error::new(
+            error.kind(),
+            "its file system is read-only; `mount -o remount,rw` makes it writable again",
+        )),
+        opened => Ok((opened?, Access::Write)),
+    }
+}
+
 /// Opens a file, or a block device exclusively (open(2), O_EXCL): no mounted file system and no other
 /// exclusive user may have it.
 fn open(path: &Path, is_device: bool) -> io::Result<File> {
@@ -288,11 +322,15 @@ pub fn takes_writes(device: &File) -> io::Result<()> {
 }
 
 /// Claims the file as long as it is open.
-fn claim(file: &File, is_device: bool) -> io::Result<()> {
+fn claim(file: &File, is_device: bool, access: Access) -> io::Result<()> {
     if is_device {
         return Ok(());
     }
-    match sys::lock(file) {
+    let locked = match access {
+        Access::Write => sys::lock(file),
+        Access::Read => sys::lock_to_read(file),
+    };
+    match locked {
         Err(error)
             if matches!(
                 error.raw_os_error(),
@@ -340,7 +378,7 @@ fn take(path: &Path, metadata: &std::fs::Metadata, length: u64, making: Making) 
     if is_device {
         takes_writes(&file).with_context(|| format!("{shown} takes no volume"))?;
     }
-    claim(&file, is_device).with_context(taken(path))?;
+    claim(&file, is_device, Access::Write).with_context(taken(path))?;
     let size = match is_device {
         true => rustix::fs::seek(&file, SeekFrom::End(0))?,
         false => file.metadata()?.len(),
@@ -433,7 +471,7 @@ fn finish(
         });
         synced.with_context(|| format!("cannot make {shown} durable"))?;
     }
-    Ok(Store::new(file, is_fresh, Belief::Sound, marker)?)
+    Ok(Store::new(file, Access::Write, is_fresh, Belief::Sound, marker)?)
 }
 
 #[cfg(test)]

@@ -26,13 +26,29 @@ struct Handle {
 /// Takes the write lock of the whole file for this open file (`F_OFD_SETLK`). It is released when the last
 /// descriptor is closed.
 pub fn lock(file: &File) -> io::Result<()> {
+    ask_for(file, libc::F_OFD_SETLK, libc::F_WRLCK).map(drop)
+}
+
+/// Takes the read lock of the whole file for this open file, which need not be writable. Read locks go together:
+/// an error if another open file has one, too. Of two that come at once each may get the error.
+pub fn lock_to_read(file: &File) -> io::Result<()> {
+    ask_for(file, libc::F_OFD_SETLK, libc::F_RDLCK)?;
+    // Tells whether the write lock could be had, and takes nothing. An open file is not in its own way.
+    match ask_for(file, libc::F_OFD_GETLK, libc::F_WRLCK)? == libc::F_UNLCK {
+        true => Ok(()),
+        false => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+    }
+}
+
+/// Asks for a lock of the whole file. Returns the kind of lock that the kernel has written into the question.
+fn ask_for(file: &File, question: libc::c_int, kind: libc::c_int) -> io::Result<libc::c_int> {
     // SAFETY: all bytes of it may be zero.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open, and the kernel reads one `flock`.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
-        0 => Ok(()),
+    // SAFETY: the descriptor is open, and the kernel reads and writes one `flock`.
+    match unsafe { libc::fcntl(file.as_raw_fd(), question, &raw mut lock) } {
+        0 => Ok(lock.l_type.into()),
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -93,6 +109,31 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         drop(first);
         lock(&second).expect("it is free again");
+    }
+
+    #[test]
+    fn an_open_file_that_cannot_be_written_is_kept_from_others_and_others_from_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data");
+        std::fs::write(&path, "data").expect("written");
+        let reads = || File::open(&path).expect("opened");
+        let writes = || File::options().write(true).open(&path).expect("opened");
+        let is_taken = |locked: io::Result<()>| {
+            let error = locked.expect_err("it is taken");
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        };
+        let first = reads();
+        lock(&first).expect_err("a write lock needs an open file that can be written");
+        lock_to_read(&first).expect("it is free");
+        lock_to_read(&first).expect("it is ours");
+        is_taken(lock(&writes()));
+        is_taken(lock_to_read(&reads()));
+        drop(first);
+        let second = writes();
+        lock(&second).expect("it is free again");
+        is_taken(lock_to_read(&reads()));
+        drop(second);
+        lock_to_read(&reads()).expect("it is free again");
     }
 
     #[test]

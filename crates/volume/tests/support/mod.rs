@@ -5,6 +5,7 @@
 pub mod block;
 pub mod client;
 pub mod devices;
+pub mod files;
 pub mod frozen;
 pub mod orders;
 #[allow(unsafe_code, reason = "pages are locked")]
