@@ -3,6 +3,7 @@
 //! What the guest has said is in the instance's output, and moves with it: so that it is 1, 2, 3, … shows that no copy ran beside another and
 //! none went back, and the guest says itself when a page is not what it was.
 
+mod cards;
 mod changed;
 pub(crate) mod devices;
 mod ends;
@@ -56,6 +57,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::refused", HOSTS, refused),
         Test::new("machines::attached", HOSTS, attached).injecting_faults(),
     ];
+    tests.extend(cards::tests());
     tests.extend(changed::tests());
     tests.extend(devices::tests());
     tests.extend(memory::tests());
@@ -121,6 +123,11 @@ impl<'a> Guest<'a> {
 
     /// The same with options of `verbatim run`.
     fn start_with(lab: &'a TestLab, options: &[&str], more: &[&str]) -> anyhow::Result<Self> {
+        Self::start_as(lab, NAME, options, more)
+    }
+
+    /// The same with another name.
+    fn start_as(lab: &'a TestLab, name: &str, options: &[&str], more: &[&str]) -> anyhow::Result<Self> {
         let program = program()?;
         let usual = [
             "-M",
@@ -138,7 +145,7 @@ impl<'a> Guest<'a> {
             "-kernel",
             program.to_str().context("a path in UTF-8")?,
         ];
-        let instance = lab.machine_with("src", NAME, options, &[&usual[..], more].concat())?;
+        let instance = lab.machine_with("src", name, options, &[&usual[..], more].concat())?;
         let guest = Self { instance };
         guest.counts_on()?;
         Ok(guest)

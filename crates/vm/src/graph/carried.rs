@@ -8,7 +8,7 @@ use super::line::{Word, joined, words};
 use super::nodes::{Leaf, Nodes};
 use super::now::Now;
 use super::remote::{self, Remote};
-use super::{devices, networks};
+use super::{devices, forwards, networks};
 use crate::arguments::{Arguments, MEMORY, is_vhost_user_disk};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -125,6 +125,7 @@ impl Arguments {
         devices::pin(&mut work, &made, &removed);
         devices::add(&mut work);
         networks::carry(&mut work, link);
+        forwards::carry(&mut work);
         work.others(self.memory().unwrap_or(MEMORY));
         work.reasons.extend(self.unmade());
         let remotes = remote::of(&now.nodes, |socket| self.node_at(socket).is_some());

@@ -13,6 +13,7 @@ mod carried;
 mod devices;
 mod domain;
 mod drives;
+mod forwards;
 mod line;
 mod networks;
 mod nodes;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::forwards::{self, Forwards};
 use super::nodes::Nodes;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -14,12 +15,14 @@ pub(super) const NAMED: &str = "/machine/peripheral";
 pub(super) const ANONYMOUS: &str = "/machine/peripheral-anon";
 
 /// The state at one moment.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Now {
     pub(super) nodes: Nodes,
     pub(super) backends: Vec<Backend>,
     pub(super) devices: Vec<Device>,
     pub(super) networks: Vec<Network>,
+    /// Port forwards of QEMU's own networks.
+    pub(super) forwards: Vec<Forwards>,
     /// Names of character devices.
     pub(super) characters: Vec<String>,
     /// Names and types of objects.
@@ -145,6 +148,7 @@ impl Machine {
             backends,
             devices,
             networks: networks(&self.monitor("info network").await?),
+            forwards: self.forwards().await?,
             characters: characters.map(str::to_owned).collect(),
             objects: self.children("/objects").await?,
             ports: ports(&self.monitor("info usb").await?),
@@ -167,10 +171,21 @@ impl Machine {
             backends: Vec::new(),
             devices,
             networks: Vec::new(),
+            forwards: Vec::new(),
             characters: Vec::new(),
             objects: Vec::new(),
             ports: BTreeMap::new(),
             exports: self.exports().await?,
+        })
+    }
+
+    async fn forwards(&self) -> Result<Vec<Forwards>> {
+        let listed = self.monitor("info usernet").await?;
+        forwards::parse(&listed).map_err(|line| {
+            Error::Unmovable(vec![format!(
+                "QEMU lists a port forward in a form that is not known here (`info usernet`): {}; remove it (`hostfwd_remove`)",
+                line.trim()
+            )])
         })
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::domain::differences;
+use super::forwards::Forwards;
 use super::nodes::Nodes;
 use super::now::{Device, NAMED, Network, Now};
 use crate::arguments::Arguments;
@@ -92,10 +93,19 @@ fn now() -> Now {
             kind: "user".to_owned(),
             about: "net=10.0.2.0,restrict=off".to_owned(),
         }],
+        forwards: vec![forwards_of("n")],
         characters: vec!["compat_monitor0".to_owned()],
         objects: vec![("verbatim-ram".to_owned(), "memory-backend-file".to_owned())],
         ports: BTreeMap::from([("tab".to_owned(), "1".to_owned())]),
         exports: Vec::new(),
+    }
+}
+
+/// A network of QEMU's own without port forwards.
+fn forwards_of(network: &str) -> Forwards {
+    Forwards {
+        network: network.to_owned(),
+        ports: Vec::new(),
     }
 }
 
@@ -234,6 +244,7 @@ fn a_network_that_was_added_is_there_with_the_link_of_the_next_host() {
             about: about.to_owned(),
         });
     }
+    now.forwards.push(forwards_of("u"));
     let line = words(&now);
     assert!(line.contains(&"user,id=u,restrict=on".to_owned()), "{line:?}");
     assert!(

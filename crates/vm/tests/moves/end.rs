@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tempfile::TempDir;
 use verbatim_vm::{Arguments, Machine, Qmp, RUN, Ram, Run};
 
@@ -38,6 +39,15 @@ pub fn installed() -> Result<(), String> {
         }
     }
     verbatim_tracking::supported().map_err(|unsupported| unsupported.to_string())
+}
+
+/// The network namespace of a QEMU.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Network {
+    /// That of the test.
+    Ours,
+    /// A new one, with no link that is up.
+    Own,
 }
 
 /// A program of a virtual machine.
@@ -83,8 +93,8 @@ pub struct End {
 }
 
 impl End {
-    /// Starts a QEMU with further arguments beside the usual ones. Its guest does not run yet.
-    async fn start(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Self> {
+    /// The usual arguments, and further ones.
+    fn usual(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Arguments> {
         let program = built()?.join(guest.program);
         let qemu = qemu();
         let usual = [
@@ -108,26 +118,37 @@ impl End {
         ];
         let line = [&usual[..], more].concat();
         let types = Command::new(&qemu).args(["-machine", "help"]).output()?;
-        let arguments = Arguments::parse(&line)?.versioned(std::str::from_utf8(&types.stdout)?)?;
-        Self::of(arguments, false).await
+        Ok(Arguments::parse(&line)?.versioned(std::str::from_utf8(&types.stdout)?)?)
+    }
+
+    /// Starts a QEMU with further arguments beside the usual ones. Its guest does not run yet.
+    async fn start(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Self> {
+        Self::of(Self::usual(guest, more)?, false, Network::Ours).await
     }
 
     /// Starts a QEMU that takes the guest of another one.
     pub async fn arriving(from: &Self) -> anyhow::Result<Self> {
-        Self::of(from.arguments.clone(), true).await
+        Self::of(from.arguments.clone(), true, Network::Ours).await
     }
 
     /// Starts a QEMU that takes a guest, by these arguments.
     pub async fn arriving_as(arguments: &Arguments) -> anyhow::Result<Self> {
-        Self::of(arguments.clone(), true).await
+        Self::of(arguments.clone(), true, Network::Ours).await
     }
 
-    /// Starts a QEMU by these arguments alone, with a guest that does not run.
+    /// The same in a network namespace of its own, as on another host.
+    pub async fn arriving_apart(arguments: &Arguments) -> anyhow::Result<Self> {
+        Self::of(arguments.clone(), true, Network::Own).await
+    }
+
+    /// Starts a QEMU by these arguments alone, with a guest that does not run, in a network namespace of its
+    /// own.
     pub async fn stopped(more: &[&str]) -> anyhow::Result<Self> {
         let qemu = qemu();
         let types = Command::new(&qemu).args(["-machine", "help"]).output()?;
         let arguments = Arguments::parse(&[&[&qemu[..]], more].concat())?;
-        Self::of(arguments.versioned(std::str::from_utf8(&types.stdout)?)?, false).await
+        let arguments = arguments.versioned(std::str::from_utf8(&types.stdout)?)?;
+        Self::of(arguments, false, Network::Own).await
     }
 
     /// The arguments of its start.
@@ -137,15 +158,20 @@ impl End {
 
     /// Starts a QEMU of another program that takes the guest of another one.
     pub async fn arriving_at(program: &str, from: &Self) -> anyhow::Result<Self> {
-        Self::of(from.arguments.run_by(program), true).await
+        Self::of(from.arguments.run_by(program), true, Network::Ours).await
     }
 
-    async fn of(arguments: Arguments, incoming: bool) -> anyhow::Result<Self> {
+    async fn of(arguments: Arguments, incoming: bool, network: Network) -> anyhow::Result<Self> {
         // In tmpfs, like instances' folders.
         let folder = TempDir::new_in("/dev/shm")?;
         let ram = Ram::create(&folder.path().join("ram"), arguments.ram())?;
         let qmp = folder.path().join("qmp");
-        let mut child = Self::spawn(arguments.command(ram.path(), &qmp, incoming), folder.path())?;
+        let mut command = arguments.command(ram.path(), &qmp, incoming);
+        if network == Network::Own {
+            // SAFETY: between fork and exec nothing is called but unshare(2), which is safe there.
+            unsafe { command.pre_exec(|| Ok(unshare_unsafe(UnshareFlags::NEWNET)?)) };
+        }
+        let mut child = Self::spawn(command, folder.path())?;
         let machine = match Machine::started(child.id(), ram, || Qmp::connect(&qmp)).await {
             Ok(machine) => Arc::new(machine),
             Err(error) => {
@@ -166,6 +192,14 @@ impl End {
     /// Starts a guest, and waits until it runs.
     pub async fn run(more: &[&str]) -> anyhow::Result<Self> {
         let end = Self::start(&CHECK, more).await?;
+        end.machine.go_on().await?;
+        end.ticks_on()?;
+        Ok(end)
+    }
+
+    /// The same in a network namespace of its own.
+    pub async fn run_apart(more: &[&str]) -> anyhow::Result<Self> {
+        let end = Self::of(Self::usual(&CHECK, more)?, false, Network::Own).await?;
         end.machine.go_on().await?;
         end.ticks_on()?;
         Ok(end)

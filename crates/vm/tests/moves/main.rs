@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         case("what_a_qemu_offers_is_compared", settings::offered),
         case("now_what_was_not_changed_stays_as_it_is", now::as_started),
         case("now_what_was_changed_goes_along", now::changed),
+        case("now_port_forwards_go_along", now::forwarded),
         case("now_what_cannot_be_had_elsewhere_is_named", now::named),
         case("memory_comes_later_again_and_again", post_copy::again_and_again),
         case("memory_comes_later_with_a_disk", post_copy::with_a_disk),

@@ -289,6 +289,100 @@ pub async fn changed() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The port forwards of each of QEMU's own networks, in a fixed order and without their descriptors.
+async fn forwards(end: &End) -> anyhow::Result<Vec<String>> {
+    let listed = ask(
+        end,
+        "human-monitor-command",
+        json!({"command-line": "info usernet"}),
+    )
+    .await?;
+    let listed = listed.as_str().context("no text")?;
+    let mut network = "";
+    let mut forwards = Vec::new();
+    for line in listed.lines() {
+        match line.starts_with("Hub") {
+            true => network = line,
+            false if line.contains("HOST_FORWARD") => {
+                let mut fields: Vec<_> = line.split_whitespace().collect();
+                fields.remove(1);
+                forwards.push(format!("{network} {}", fields.join(" ")));
+            }
+            false => {}
+        }
+    }
+    forwards.sort();
+    Ok(forwards)
+}
+
+/// Port forwards that were added and removed in a monitor, of networks of the command line and of others.
+pub async fn forwarded() -> anyhow::Result<()> {
+    let more = [
+        "-netdev",
+        "user,id=net,hostfwd=tcp::2001-:7,hostfwd=udp::2002-:8",
+        "-device",
+        "virtio-net-pci,netdev=net,id=card",
+        "-nic",
+        "user,model=e1000",
+    ];
+    let from = End::run_apart(&more).await?;
+    let unchanged = carried(&from).await?.arguments;
+    ensure!(unchanged.as_ref() == Some(from.arguments()), "{unchanged:?}");
+    let line = async |line: &str| -> anyhow::Result<()> {
+        let said = ask(&from, "human-monitor-command", json!({"command-line": line})).await?;
+        // QEMU confirms a removal alone.
+        let said = said.as_str().context("no text")?;
+        ensure!(said.is_empty() || said.ends_with("removed\r\n"), "{line}: {said}");
+        Ok(())
+    };
+    line("hostfwd_remove net tcp::2001").await?;
+    line("hostfwd_add net tcp:0.0.0.0:2003-10.0.2.99:9").await?;
+    // The only network without a name.
+    let networks = ask(
+        &from,
+        "human-monitor-command",
+        json!({"command-line": "info usernet"}),
+    )
+    .await?;
+    let networks = networks.as_str().context("no text")?;
+    let unnamed = networks
+        .split_once("(#")
+        .and_then(|(_, rest)| rest.split_once(')'));
+    let (unnamed, _) = unnamed.context("no network without a name")?;
+    line(&format!("hostfwd_add #{unnamed} udp::2001-:7")).await?;
+    let added = json!({"type": "user", "id": "net2", "hostfwd": [{"str": "tcp::2004-:10"}]});
+    ask(&from, "netdev_add", added).await?;
+    let expected = forwards(&from).await?;
+    ensure!(expected.len() == 4, "{expected:?}");
+
+    let arguments = carried(&from).await?.arguments.context("it has a command line")?;
+    let to = End::arriving_apart(&arguments)
+        .await
+        .with_context(|| arguments.line().join(" "))?;
+    move_it(&from, &to).await?;
+    // The name that QEMU gives a network is another one in each process.
+    let number = |forwards: Vec<String>| -> Vec<String> {
+        let named = forwards
+            .into_iter()
+            .map(|forward| match forward.split_once("(#") {
+                Some((_, rest)) => format!("(#{}", rest.split_once(')').map_or("", |(_, rest)| rest)),
+                None => forward,
+            });
+        named.collect()
+    };
+    let (expected, there) = (number(expected), number(forwards(&to).await?));
+    ensure!(there == expected, "{there:?} was {expected:?}");
+    let then = carried(&to).await?.arguments;
+    ensure!(
+        then.as_ref() == Some(&arguments),
+        "{:?}\nbecame\n{:?}",
+        arguments.line(),
+        then.map(|arguments| arguments.line())
+    );
+    consecutive(&[&from, &to])?;
+    Ok(())
+}
+
 /// Every other difference is refused by its name.
 pub async fn named() -> anyhow::Result<()> {
     let images = Images::new(&["one", "two"])?;
@@ -368,5 +462,18 @@ pub async fn named() -> anyhow::Result<()> {
     ask(&end, "blockdev-del", json!({"node-name": "odd"})).await?;
     ask(&end, "device_add", json!({"driver": "pci-testdev", "id": "test"})).await?;
     refused("the device test (pci-testdev)").await?;
+
+    // QEMU's usual network, which no word makes.
+    let end = End::stopped(&["-accel", "tcg", "-m", "16"]).await?;
+    carried(&end).await?;
+    let asked = json!({"command-line": "hostfwd_add udp::2001-:7"});
+    ask(&end, "human-monitor-command", asked).await?;
+    match end.machine.carried(Some(end.arguments()), LINK).await {
+        Err(Error::Unmovable(reasons)) => {
+            let why = "the port forward udp::2001-10.0.2.15:7 was added";
+            ensure!(reasons.len() == 1 && reasons[0].contains(why), "{reasons:?}");
+        }
+        other => anyhow::bail!("{other:?}"),
+    }
     Ok(())
 }

@@ -32,7 +32,7 @@ pub fn tests() -> Vec<Test> {
 type Printed<'a> = Box<dyn Fn() -> anyhow::Result<String> + 'a>;
 
 /// A QEMU's monitor, asked by connections of a moment: it serves one.
-struct Monitor<'a> {
+pub(super) struct Monitor<'a> {
     path: PathBuf,
     runtime: Runtime,
     printed: Printed<'a>,
@@ -52,19 +52,19 @@ impl<'a> Monitor<'a> {
     }
 
     /// That of the instance.
-    fn at(lab: &'a TestLab, host: &str) -> anyhow::Result<Self> {
+    pub(super) fn at(lab: &'a TestLab, host: &str) -> anyhow::Result<Self> {
         let instance = lab.known(NAME);
         Self::of(lab, host, INSTANCE, Box::new(move || instance.output()))
     }
 
-    fn ask(&self, command: &'static str, arguments: Value) -> anyhow::Result<Value> {
+    pub(super) fn ask(&self, command: &'static str, arguments: Value) -> anyhow::Result<Value> {
         self.runtime.block_on(async {
             let qmp = Qmp::connect(&self.path).await?;
             Ok(qmp.ask(command, arguments).await?)
         })
     }
 
-    fn line(&self, line: &str) -> anyhow::Result<String> {
+    pub(super) fn line(&self, line: &str) -> anyhow::Result<String> {
         let said = self.ask("human-monitor-command", json!({"command-line": line}))?;
         Ok(said.as_str().unwrap_or_default().to_owned())
     }
@@ -117,7 +117,7 @@ impl<'a> Monitor<'a> {
         Ok(inner.unwrap_or_else(|| name.to_owned()))
     }
 
-    fn devices(&self) -> anyhow::Result<Vec<String>> {
+    pub(super) fn devices(&self) -> anyhow::Result<Vec<String>> {
         let listed = self.ask("qom-list", json!({"path": "/machine/peripheral"}))?;
         let listed = listed.as_array().context("no list")?.iter();
         let mut names: Vec<_> = listed
