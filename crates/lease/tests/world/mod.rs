@@ -9,11 +9,13 @@
 
 mod copy;
 mod history;
+mod kinds;
 
 use std::fmt::Write as _;
 
 use copy::Store;
 use history::History;
+pub use kinds::{BACKUPS, Backup, OUTSIDE, Outside, QUIRKS};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, Map, Op, Quirk, SlotId};
@@ -23,74 +25,12 @@ const SLOTS: SlotId = 6;
 const SLOT_PAGES: u64 = 4;
 const STEPS: u32 = 400;
 
-/// The second copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Backup {
-    /// A file that never fails.
-    File,
-    /// A file without enough space.
-    FullFile,
-    /// A file on a disk that fails, now and then.
-    BadFile,
-    /// Another server, which fails like the first.
-    Server,
-    /// No second copy.
-    None,
-    /// A file, on a disk that goes from host to host: there is a new one on each.
-    MovedFile,
-    /// Another server, on a disk that goes from host to host.
-    MovedServer,
-}
-
-pub const BACKUPS: [Backup; 7] = [
-    Backup::File,
-    Backup::FullFile,
-    Backup::BadFile,
-    Backup::Server,
-    Backup::None,
-    Backup::MovedFile,
-    Backup::MovedServer,
-];
-
-/// Faults outside the engine, each of which must be found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outside {
-    /// A file confirms pages that are in its page cache only.
-    BelievesTheCache,
-    /// A server with older memory (a restored machine) has the same identity.
-    BelievesOldMemory,
-    /// A copy is back before its requests in flight have ended.
-    LandsLate,
-    /// A server that has lost its memory since the hand-over is adopted with the old state of the pages.
-    AdoptsLost,
-    /// A disk that no server gives to its next host is taken for a new one.
-    LostIsNew,
-}
-
-pub const OUTSIDE: [Outside; 5] = [
-    Outside::BelievesTheCache,
-    Outside::BelievesOldMemory,
-    Outside::LandsLate,
-    Outside::AdoptsLost,
-    Outside::LostIsNew,
-];
-
 /// The world of a walk.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub backup: Backup,
     pub quirk: Option<Quirk>,
     pub outside: Option<Outside>,
-}
-
-impl Backup {
-    fn is_server(self) -> bool {
-        matches!(self, Self::Server | Self::MovedServer)
-    }
-
-    fn moves(self) -> bool {
-        matches!(self, Self::MovedFile | Self::MovedServer)
-    }
 }
 
 /// Events of a walk.
