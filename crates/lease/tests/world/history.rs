@@ -53,6 +53,19 @@ impl History {
         is_zero || (0..2).any(|copy| page.holders[copy] && is_there[copy])
     }
 
+    /// A copy leaves for good: the other copy has all that is known to be anywhere.
+    pub fn leaves(&mut self, copy: usize, is_there: [bool; 2]) -> Result<(), String> {
+        let mut others = is_there;
+        others[copy] = false;
+        for page in 0..self.pages.len() as u64 {
+            if self.is_held(page, is_there) && !self.is_held(page, others) {
+                return Err(format!("page {page} is lost with a copy that leaves"));
+            }
+        }
+        self.memory_lost(copy);
+        Ok(())
+    }
+
     /// A copy has confirmed these pages.
     pub fn written(&mut self, copy: usize, extent: Extent, data: &[u64]) {
         for (page, version) in extent.pages().zip(data) {

@@ -54,14 +54,17 @@ pub enum Outside {
     AdoptsLost,
     /// A disk that no server gives to its next host is taken for a new one.
     LostIsNew,
+    /// A copy that may leave does so some time later.
+    LeavesLater,
 }
 
-pub const OUTSIDE: [Outside; 5] = [
+pub const OUTSIDE: [Outside; 6] = [
     Outside::BelievesTheCache,
     Outside::BelievesOldMemory,
     Outside::LandsLate,
     Outside::AdoptsLost,
     Outside::LostIsNew,
+    Outside::LeavesLater,
 ];
 
 /// Rules of the engine, each of which must be missed.

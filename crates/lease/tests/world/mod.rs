@@ -77,6 +77,8 @@ struct World {
     outside: Option<Outside>,
     /// The disk behind the file fails now.
     is_failing: bool,
+    /// This copy was told that it may leave, and has not yet.
+    leaves_later: Option<Copy>,
     /// Earlier content of the servers.
     old: [Vec<u64>; 2],
     config: Config,
@@ -118,6 +120,7 @@ fn run(seed: u64, rules: Rules, told: bool) -> (Option<String>, Tally, Option<St
         backup,
         outside,
         is_failing: false,
+        leaves_later: None,
         old: [vec![0; PAGES as usize], vec![0; PAGES as usize]],
         config,
         engine: Engine::new(config),
@@ -145,7 +148,9 @@ impl World {
             self.up(Copy::Second, false)?;
         }
         for _ in 0..STEPS {
+            let leaves = self.leaves_later.take();
             self.step()?;
+            self.leave(leaves)?;
         }
         self.settle()
     }
@@ -164,8 +169,10 @@ impl World {
                 return Err("it hangs".into());
             }
             self.finish_all()?;
+            let leaves = self.leaves_later.take();
+            self.leave(leaves)?;
             let Some(slot) = self.free_slot() else { continue };
-            if !self.refill(slot)? && self.engine.is_idle() {
+            if !self.refill(slot)? && self.leaves_later.is_none() && self.engine.is_idle() {
                 break;
             }
         }
@@ -190,6 +197,8 @@ impl World {
             let Some(slot) = self.free_slot() else { continue };
             self.refill(slot)?;
             self.finish_all()?;
+            let leaves = self.leaves_later.take();
+            self.leave(leaves)?;
         }
         let pages = (0..PAGES).map(|page| Extent { page, count: 1 });
         let bad = pages.filter(|page| self.copies[1].is_bad(*page)).count() as u64;
@@ -536,13 +545,31 @@ impl World {
         Ok(())
     }
 
-    /// A server has left: its memory is gone, but no acknowledged write is lost.
+    /// This server leaves now, unless it is down meanwhile.
+    fn leave(&mut self, copy: Option<Copy>) -> Result<(), String> {
+        match copy.filter(|copy| self.copies[copy.index()].is_up) {
+            Some(copy) => self.left(copy),
+            None => Ok(()),
+        }
+    }
+
+    /// A server may leave.
     fn drained(&mut self, copy: Copy) -> Result<(), String> {
+        if self.outside == Some(Outside::LeavesLater) {
+            self.leaves_later = Some(copy);
+            return Ok(());
+        }
+        self.left(copy)
+    }
+
+    /// A server has left: its memory is gone, but no acknowledged write is lost.
+    fn left(&mut self, copy: Copy) -> Result<(), String> {
         self.tell(|| format!("{copy:?} has left"));
+        let is_there = [0, 1].map(|at| self.copies[at].is_up);
+        self.history.leaves(copy.index(), is_there)?;
         self.copies[copy.index()].down(&mut self.random);
         self.event(Event::Down { copy })?;
         self.copies[copy.index()].up(false, false);
-        self.history.memory_lost(copy.index());
         self.event(Event::Up { copy, kept: false })
     }
 

@@ -84,8 +84,12 @@ impl World {
         self.has_all(rules)
     }
 
+    /// Servers are back, and those that may leave have left.
     fn all_up(&mut self, rules: &Rules<'_>) -> Result<(), String> {
         for copy in Copy::BOTH {
+            if self.copies[copy.index()].may_leave {
+                self.left(copy, rules)?;
+            }
             let store = &self.copies[copy.index()];
             if rules.is_server(copy) && !store.is_up {
                 let memory = match store.has_left {
@@ -109,7 +113,11 @@ impl World {
             return Err(format!("pages are at one copy alone: {counts:?}, {bad} bad"));
         }
         // Of two that are about to leave, each is the other's only place to go.
-        let leaving = self.copies.iter().filter(|store| store.leaves).count();
+        let leaving = self
+            .copies
+            .iter()
+            .filter(|store| store.leaves && !store.may_leave);
+        let leaving = leaving.count();
         match bad == 0 && leaving == 1 {
             true => Err("a copy that all pages have left may not leave".to_owned()),
             false => Ok(()),

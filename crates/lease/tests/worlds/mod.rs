@@ -131,6 +131,7 @@ impl World {
                 self.copies[copy.index()].leaves = false;
                 self.event(Event::Stays { copy }, rules)?;
             }
+            Step::Leaves(copy) => self.left(copy, rules)?,
             Step::Repaired => self.is_broken = false,
             Step::Moves(lost) => self.moved(lost, rules)?,
             Step::Lands(copy) => {
@@ -351,15 +352,26 @@ impl World {
         Ok(())
     }
 
-    /// A server has left: its memory is gone, but no acknowledged write is lost.
+    /// A server may leave.
     fn drained(&mut self, copy: Copy, rules: &Rules<'_>) -> Result<(), String> {
         let store = &mut self.copies[copy.index()];
         if !store.leaves {
             return Err(format!("{copy:?} may leave, and nobody has asked for that"));
         }
+        if rules.outside == Some(Outside::LeavesLater) {
+            store.may_leave = true;
+            return Ok(());
+        }
+        self.left(copy, rules)
+    }
+
+    /// A server has left: its memory is gone, but no acknowledged write is lost.
+    fn left(&mut self, copy: Copy, rules: &Rules<'_>) -> Result<(), String> {
+        let is_there = [0, 1].map(|at| self.copies[at].is_up);
+        self.history.leaves(copy.index(), is_there)?;
+        let store = &mut self.copies[copy.index()];
         store.down(0, false);
         store.has_left = true;
-        self.history.memory_lost(copy.index());
         self.event(Event::Down { copy }, rules)
     }
 

@@ -39,6 +39,8 @@ pub enum Step {
     Up(Copy, Memory),
     /// A copy that was about to leave stays.
     Stays(Copy),
+    /// A copy leaves, some time after it was told that it may.
+    Leaves(Copy),
     /// The file's disk works again, or has room again.
     Repaired,
     /// The disk goes to another host. Servers that have lost their memory meanwhile.
@@ -136,6 +138,9 @@ impl World {
 
     fn of_server(&self, copy: Copy, rules: &Rules<'_>, steps: &mut Vec<Step>) {
         let store = &self.copies[copy.index()];
+        if store.may_leave {
+            steps.push(Step::Leaves(copy));
+        }
         if store.is_up {
             steps.extend((0..store.ends()).map(|end| Step::Fault(Fault::Down(copy, end))));
             match store.leaves {

@@ -20,6 +20,8 @@ pub struct Store {
     pub is_up: bool,
     /// It is about to leave.
     pub leaves: bool,
+    /// It was told that it may leave, and has not yet.
+    pub may_leave: bool,
     /// It has left: the next one has other memory.
     pub has_left: bool,
     /// In the order in which they were given.
@@ -70,7 +72,7 @@ impl Store {
     /// which no page was written are kept if they may still land later.
     pub fn down(&mut self, mut end: u16, lands_late: bool) {
         self.is_up = false;
-        self.leaves = false;
+        (self.leaves, self.may_leave) = (false, false);
         for work in std::mem::take(&mut self.work) {
             let Some(data) = work.data else { continue };
             let ways = work.extent.count as u16 + 1;
