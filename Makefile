@@ -159,9 +159,10 @@ faulty-test: build ## volumes on disks that really fail, in virtual machines: de
 	@./setup.sh --vm
 	PATH="$$(./setup.sh --path)" timeout --verbose --kill-after=60 $(or $(LIMIT),4500) cargo test --release --locked --workspace --test faulty -- --ignored --nocapture
 
-swap-test: build ## the worlds of leases by SEEDS (0..200000), and Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
+swap-test: build ## the worlds of leases by SEEDS (0..200000) and all of up to FAULTS (3) faults, and Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
 	@./setup.sh --vm
-	VERBATIM_LEASE_SEEDS=$(or $(SEEDS),0..200000) VERBATIM_WALKED=walked.txt $(cargo) test --release --locked -p verbatim-lease --test model
+	VERBATIM_LEASE_SEEDS=$(or $(SEEDS),0..200000) VERBATIM_WALKED=walked.txt VERBATIM_LEASE_FAULTS=$(or $(FAULTS),3) \
+		$(cargo) test --release --locked -p verbatim-lease --test model --test exhaustive -- --nocapture
 	VERBATIM_SWAP_MINUTES=$(or $(MINUTES),5) $(cargo) test --release --locked --workspace --test swap -- --ignored --nocapture
 
 swap-bench: build ## programs that swap to another host's memory, to a disk and to zram, ROUNDS (3) by turns in a virtual machine, as JSON into out/

@@ -1,10 +1,14 @@
 //! The engine: events in, actions out.
 
+mod refill;
+
+use std::ops::Range;
+
 use crate::events::{Action, Config, Event, Quirk};
 use crate::pages::{Counts, Pages};
 use crate::slots::{Copy, Extent, Failure, Kind, Op, Phase, Slot, SlotId, Writing};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Standing {
     Up,
     Leaving,
@@ -12,7 +16,7 @@ enum Standing {
 }
 
 /// The engine of one disk.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Engine {
     config: Config,
     pages: Pages,
@@ -23,11 +27,13 @@ pub struct Engine {
     waiting: u32,
     /// A copy may be behind.
     is_behind: bool,
-    /// A fill of this copy has failed: a write to it, or a read of the other copy.
+    /// This copy is filled no further before [`Event::Retry`].
     stalled: [bool; 2],
+    /// Number of pages that could not be read for this copy, since it is there or since the last retry.
+    skipped: [u32; 2],
     cursor: u64,
-    /// Up to this page a copy is filled page by page: a page before it cannot be read.
-    one_by_one: u64,
+    /// These pages are filled one by one: some of them cannot be read.
+    one_by_one: Range<u64>,
 }
 
 impl Engine {
@@ -46,8 +52,9 @@ impl Engine {
             waiting: 0,
             is_behind: false,
             stalled: [false; 2],
+            skipped: [0; 2],
             cursor: 0,
-            one_by_one: 0,
+            one_by_one: 0..0,
             config,
         }
     }
@@ -90,6 +97,8 @@ impl Engine {
                 }
                 self.standing[copy.index()] = Standing::Up;
                 self.stalled[copy.index()] = false;
+                self.skipped[copy.index()] = 0;
+                self.cursor = 0;
                 self.is_behind = true;
             }
             Event::Down { copy } => self.down(copy, actions),
@@ -108,61 +117,10 @@ impl Engine {
             Event::Retry => {
                 self.is_behind |= self.stalled.contains(&true);
                 self.stalled = [false; 2];
+                self.skipped = [0; 2];
             }
         }
         self.advance(actions);
-    }
-
-    /// Fills a copy that is behind a little further, with a free slot. Returns whether the slot is used.
-    pub fn refill(&mut self, slot: SlotId, actions: &mut Vec<Action>) -> bool {
-        if !self.is_behind {
-            return false;
-        }
-        for to in Copy::BOTH {
-            if !self.is_there(to.other()) || !self.takes_writes(to) || self.stalled[to.index()] {
-                continue;
-            }
-            let find = |from| self.pages.behind(to.other(), to, from);
-            let Some(page) = find(self.cursor).or_else(|| find(0)) else {
-                continue;
-            };
-            let lacks = |page: &u64| {
-                *page < self.config.pages
-                    && !self.pages.is_zero(*page)
-                    && self.pages.has(to.other(), *page)
-                    && !self.pages.has(to, *page)
-                    && !self.in_use().any(|used| used.extent.contains(*page))
-            };
-            let most = match page < self.one_by_one {
-                true => 1,
-                false => self.config.slot_pages,
-            };
-            let count = (page..page + most).take_while(lacks).count() as u64;
-            if count == 0 {
-                // The page is in use; it is tried later.
-                self.cursor = page + 1;
-                return false;
-            }
-            self.cursor = page + count;
-            if self.cursor >= self.one_by_one {
-                self.one_by_one = 0;
-            }
-            self.begin(slot, Kind::Refill(to), Extent { page, count }, actions);
-            return true;
-        }
-        // Writes in progress may still fail there.
-        if self.in_use().all(|slot| slot.kind == Kind::Client(Op::Read)) {
-            self.is_behind = false;
-            for copy in Copy::BOTH {
-                let is_leaving = self.standing[copy.index()] == Standing::Leaving;
-                let is_elsewhere = self.standing[copy.other().index()] == Standing::Up
-                    && self.pages.behind(copy, copy.other(), 0).is_none();
-                if is_leaving && is_elsewhere {
-                    actions.push(Action::Drained { copy });
-                }
-            }
-        }
-        false
     }
 
     fn in_use(&self) -> impl Iterator<Item = &Slot> {
@@ -353,20 +311,6 @@ impl Engine {
                 self.release(id, actions);
             }
         }
-    }
-
-    /// A page cannot be read for a copy that is filled. The others are filled all the same, and this page is
-    /// tried again later.
-    fn cannot_fill(&mut self, id: SlotId, to: Copy, actions: &mut Vec<Action>) {
-        let extent = self.slot(id).extent;
-        if self.is_there(to.other()) {
-            match extent.count {
-                1 => self.stalled[to.index()] = self.config.quirk != Some(Quirk::FillsOverAndOver),
-                _ => (self.cursor, self.one_by_one) = (extent.page, extent.page + extent.count),
-            }
-        }
-        self.reply(id, Ok(()), actions);
-        self.release(id, actions);
     }
 
     fn start_write(&mut self, id: SlotId, actions: &mut Vec<Action>) {

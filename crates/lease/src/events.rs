@@ -3,7 +3,7 @@
 use crate::slots::{Copy, Extent, Failure, Op, SlotId};
 
 /// Parameters of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Length of the disk.
     pub pages: u64,
@@ -16,7 +16,7 @@ pub struct Config {
 }
 
 /// Rules that a test puts out of force, to see that the violation is noticed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Quirk {
     /// Requests that overlap do not wait for each other.
     NoTurns,

@@ -12,7 +12,7 @@
 //!               lost     no copy has it: it reads as an error, never as something else, until it is written again
 //! ```
 //!
-//! The rules. `tests/model.rs` puts each of them out of force to show that it is needed:
+//! The rules. `tests/model.rs` and `tests/exhaustive.rs` put each of them out of force to show that it is needed:
 //!
 //! 1. Overlapping requests are carried out one after the other, unless both only read. A write has ended for
 //!    the client when one copy has it. Writes of one page reach each copy in the order in which they came.
@@ -26,7 +26,8 @@
 //! 6. A disk goes to another host as the state of its pages ([`Map`]), when no slot is in use, and only if
 //!    each page is at a copy that goes along. A copy that does not go along is new there, and has no pages.
 //! 7. A copy that is behind is filled from the other ([`Engine::refill`]), a little at a time. A page that
-//!    cannot be read there, or written here, is tried again later, and delays no other page.
+//!    cannot be read there is tried again later, and delays no other page. A copy that cannot take a page is
+//!    filled further later.
 //! 8. A copy that is about to leave is still read. It gets only writes for which the other copy is not there,
 //!    or that the other copy cannot take.
 

@@ -19,7 +19,7 @@ pub struct Counts {
     pub neither: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pages {
     count: u64,
     zero: Vec<u64>,

@@ -6,7 +6,7 @@ use std::ops::Range;
 pub type SlotId = u16;
 
 /// One of the two copies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Copy {
     /// The server's memory, which is asked first.
     First,
@@ -33,7 +33,7 @@ impl Copy {
 }
 
 /// Pages in a row; at least one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// The first page.
     pub page: u64,
@@ -59,7 +59,7 @@ impl Extent {
 }
 
 /// An operation of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Read the pages into the slot's buffer.
     Read,
@@ -70,7 +70,7 @@ pub enum Op {
 }
 
 /// Reason why a request fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Failure {
     /// No present copy has the pages, or can take them.
     Lost,
@@ -78,14 +78,14 @@ pub enum Failure {
     Errno(i32),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     Client(Op),
     /// This copy gets pages of the other one.
     Refill(Copy),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// Overlapping requests come first, or a page is still on its way to a copy.
     Waiting,
@@ -95,7 +95,7 @@ pub enum Phase {
 }
 
 /// The write of a slot to one copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Writing {
     /// This copy gets no write.
     Not,
@@ -106,7 +106,7 @@ pub enum Writing {
     Failed(Failure),
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
     pub kind: Kind,
     pub extent: Extent,

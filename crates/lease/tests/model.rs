@@ -6,7 +6,7 @@ mod world;
 
 use verbatim_lease::Quirk;
 use verbatim_walks::{Of, Walk};
-use world::{BACKUPS, Backup, OUTSIDE, Outside, Rules, Tally, story, walk};
+use world::{BACKUPS, Backup, OUTSIDE, Outside, QUIRKS, Rules, Tally, story, walk};
 
 /// Takes a few seconds on two slow cores.
 const SEEDS: std::ops::Range<u64> = 0..10_000;
@@ -87,18 +87,7 @@ fn without_anything_behind_it_what_a_server_takes_along_is_an_error_and_never_so
 
 #[test]
 fn every_rule_is_needed() {
-    let quirks = [
-        Quirk::NoTurns,
-        Quirk::NoOrder,
-        Quirk::LateCounts,
-        Quirk::NoPatience,
-        Quirk::TrustsNewMemory,
-        Quirk::TrustsUnanswered,
-        Quirk::RefusesWhileLeaving,
-        Quirk::FillsOverAndOver,
-        Quirk::LeavesBehind,
-    ];
-    missed(quirks.map(|quirk| (Some(quirk), None)));
+    missed(QUIRKS.map(|quirk| (Some(quirk), None)));
 }
 
 #[test]

@@ -1,32 +1,38 @@
 //! The promises about each page. Versions are numbers, in the order of the write requests; 0 is the initial
 //! content.
 
-use std::collections::HashMap;
-
 use verbatim_lease::Extent;
 
-#[derive(Default, Clone)]
+#[derive(Default, Clone, PartialEq, Eq, Hash)]
 struct Page {
     /// Latest version that was acknowledged, or seen.
     floor: u64,
-    /// Versions of the page, with their content.
-    versions: HashMap<u64, u64>,
-    /// Latest version that was requested.
-    newest: u64,
+    /// Versions of the page with their content, in the order in which they were requested.
+    versions: Vec<(u64, u64)>,
     /// Copies that have confirmed the latest version, and still have it.
     holders: [bool; 2],
     /// The page is lost: it reads as an error.
     is_lost: bool,
 }
 
+impl Page {
+    /// Latest version that was requested, and its content.
+    fn newest(&self) -> (u64, u64) {
+        *self.versions.last().expect("the initial content is there")
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct History {
     pages: Vec<Page>,
 }
 
 impl History {
     pub fn new(pages: u64) -> Self {
-        let mut page = Page::default();
-        page.versions.insert(0, 0);
+        let page = Page {
+            versions: vec![(0, 0)],
+            ..Page::default()
+        };
         Self {
             pages: vec![page; pages as usize],
         }
@@ -42,15 +48,29 @@ impl History {
         if page.is_lost {
             return false;
         }
-        let is_zero = page.versions[&page.newest] == 0 && page.floor == page.newest;
+        let (newest, content) = page.newest();
+        let is_zero = content == 0 && page.floor == newest;
         is_zero || (0..2).any(|copy| page.holders[copy] && is_there[copy])
+    }
+
+    /// A copy leaves for good: the other copy has all that is known to be anywhere.
+    pub fn leaves(&mut self, copy: usize, is_there: [bool; 2]) -> Result<(), String> {
+        let mut others = is_there;
+        others[copy] = false;
+        for page in 0..self.pages.len() as u64 {
+            if self.is_held(page, is_there) && !self.is_held(page, others) {
+                return Err(format!("page {page} is lost with a copy that leaves"));
+            }
+        }
+        self.memory_lost(copy);
+        Ok(())
     }
 
     /// A copy has confirmed these pages.
     pub fn written(&mut self, copy: usize, extent: Extent, data: &[u64]) {
         for (page, version) in extent.pages().zip(data) {
             let page = &mut self.pages[page as usize];
-            page.holders[copy] |= page.newest == *version;
+            page.holders[copy] |= page.newest().0 == *version;
         }
     }
 
@@ -58,8 +78,7 @@ impl History {
         for page in extent.pages() {
             let content = if is_zero { 0 } else { version };
             let page = &mut self.pages[page as usize];
-            page.versions.insert(version, content);
-            page.newest = version;
+            page.versions.push((version, content));
             page.holders = [false; 2];
             page.is_lost = false;
         }
@@ -91,7 +110,7 @@ impl History {
         let newest = of
             .versions
             .iter()
-            .filter(|(version, is)| **version >= floor && **is == content)
+            .filter(|(version, is)| *version >= floor && *is == content)
             .map(|(version, _)| *version)
             .max();
         match newest {

@@ -9,11 +9,13 @@
 
 mod copy;
 mod history;
+mod kinds;
 
 use std::fmt::Write as _;
 
 use copy::Store;
 use history::History;
+pub use kinds::{BACKUPS, Backup, OUTSIDE, Outside, QUIRKS};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, Map, Op, Quirk, SlotId};
@@ -23,74 +25,12 @@ const SLOTS: SlotId = 6;
 const SLOT_PAGES: u64 = 4;
 const STEPS: u32 = 400;
 
-/// The second copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Backup {
-    /// A file that never fails.
-    File,
-    /// A file without enough space.
-    FullFile,
-    /// A file on a disk that fails, now and then.
-    BadFile,
-    /// Another server, which fails like the first.
-    Server,
-    /// No second copy.
-    None,
-    /// A file, on a disk that goes from host to host: there is a new one on each.
-    MovedFile,
-    /// Another server, on a disk that goes from host to host.
-    MovedServer,
-}
-
-pub const BACKUPS: [Backup; 7] = [
-    Backup::File,
-    Backup::FullFile,
-    Backup::BadFile,
-    Backup::Server,
-    Backup::None,
-    Backup::MovedFile,
-    Backup::MovedServer,
-];
-
-/// Faults outside the engine, each of which must be found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outside {
-    /// A file confirms pages that are in its page cache only.
-    BelievesTheCache,
-    /// A server with older memory (a restored machine) has the same identity.
-    BelievesOldMemory,
-    /// A copy is back before its requests in flight have ended.
-    LandsLate,
-    /// A server that has lost its memory since the hand-over is adopted with the old state of the pages.
-    AdoptsLost,
-    /// A disk that no server gives to its next host is taken for a new one.
-    LostIsNew,
-}
-
-pub const OUTSIDE: [Outside; 5] = [
-    Outside::BelievesTheCache,
-    Outside::BelievesOldMemory,
-    Outside::LandsLate,
-    Outside::AdoptsLost,
-    Outside::LostIsNew,
-];
-
 /// The world of a walk.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub backup: Backup,
     pub quirk: Option<Quirk>,
     pub outside: Option<Outside>,
-}
-
-impl Backup {
-    fn is_server(self) -> bool {
-        matches!(self, Self::Server | Self::MovedServer)
-    }
-
-    fn moves(self) -> bool {
-        matches!(self, Self::MovedFile | Self::MovedServer)
-    }
 }
 
 /// Events of a walk.
@@ -137,6 +77,8 @@ struct World {
     outside: Option<Outside>,
     /// The disk behind the file fails now.
     is_failing: bool,
+    /// This copy was told that it may leave, and has not yet.
+    leaves_later: Option<Copy>,
     /// Earlier content of the servers.
     old: [Vec<u64>; 2],
     config: Config,
@@ -178,6 +120,7 @@ fn run(seed: u64, rules: Rules, told: bool) -> (Option<String>, Tally, Option<St
         backup,
         outside,
         is_failing: false,
+        leaves_later: None,
         old: [vec![0; PAGES as usize], vec![0; PAGES as usize]],
         config,
         engine: Engine::new(config),
@@ -205,7 +148,9 @@ impl World {
             self.up(Copy::Second, false)?;
         }
         for _ in 0..STEPS {
+            let leaves = self.leaves_later.take();
             self.step()?;
+            self.leave(leaves)?;
         }
         self.settle()
     }
@@ -224,8 +169,10 @@ impl World {
                 return Err("it hangs".into());
             }
             self.finish_all()?;
+            let leaves = self.leaves_later.take();
+            self.leave(leaves)?;
             let Some(slot) = self.free_slot() else { continue };
-            if !self.refill(slot)? && self.engine.is_idle() {
+            if !self.refill(slot)? && self.leaves_later.is_none() && self.engine.is_idle() {
                 break;
             }
         }
@@ -250,6 +197,8 @@ impl World {
             let Some(slot) = self.free_slot() else { continue };
             self.refill(slot)?;
             self.finish_all()?;
+            let leaves = self.leaves_later.take();
+            self.leave(leaves)?;
         }
         let pages = (0..PAGES).map(|page| Extent { page, count: 1 });
         let bad = pages.filter(|page| self.copies[1].is_bad(*page)).count() as u64;
@@ -596,13 +545,31 @@ impl World {
         Ok(())
     }
 
-    /// A server has left: its memory is gone, but no acknowledged write is lost.
+    /// This server leaves now, unless it is down meanwhile.
+    fn leave(&mut self, copy: Option<Copy>) -> Result<(), String> {
+        match copy.filter(|copy| self.copies[copy.index()].is_up) {
+            Some(copy) => self.left(copy),
+            None => Ok(()),
+        }
+    }
+
+    /// A server may leave.
     fn drained(&mut self, copy: Copy) -> Result<(), String> {
+        if self.outside == Some(Outside::LeavesLater) {
+            self.leaves_later = Some(copy);
+            return Ok(());
+        }
+        self.left(copy)
+    }
+
+    /// A server has left: its memory is gone, but no acknowledged write is lost.
+    fn left(&mut self, copy: Copy) -> Result<(), String> {
         self.tell(|| format!("{copy:?} has left"));
+        let is_there = [0, 1].map(|at| self.copies[at].is_up);
+        self.history.leaves(copy.index(), is_there)?;
         self.copies[copy.index()].down(&mut self.random);
         self.event(Event::Down { copy })?;
         self.copies[copy.index()].up(false, false);
-        self.history.memory_lost(copy.index());
         self.event(Event::Up { copy, kept: false })
     }
 
