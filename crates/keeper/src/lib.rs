@@ -28,6 +28,9 @@ use verbatim_seqpacket::{Error, Listener, Socket};
 /// The name under which the program is a keeper.
 pub const PROGRAM_NAME: &str = "verbatim-keeper";
 
+/// This very program, also where another one has its path meanwhile.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// Orders to the keeper. Their format never changes: the keeper may be of an earlier release than its daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {

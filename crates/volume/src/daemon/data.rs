@@ -71,6 +71,7 @@ impl State {
         // The mark is on the disk; the sidecar in memory keeps it as well.
         let is_suspect = self.store.take().is_some_and(|store| {
             self.closing_data = store.closed();
+            store.let_go();
             store.is_suspect()
         });
         if let Some(sidecar) = self.sidecar.as_ref().filter(|_| is_suspect).and_then(failed) {
@@ -308,7 +309,7 @@ impl Daemon {
         let Some(store) = state.store.clone() else {
             return;
         };
-        store.trust().is_whole();
+        store.is_whole();
         let Some(incoming) = state.incoming.clone() else {
             return;
         };
@@ -329,6 +330,14 @@ impl Daemon {
     pub(super) fn claim_data(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         let Some(sidecar) = state.sidecar.clone().filter(|sidecar| needs_data(&sidecar.role)) else {
             state.let_go();
+            // An earlier daemon may have left them.
+            if !state
+                .sidecar
+                .as_ref()
+                .is_some_and(|sidecar| keeps_data(&sidecar.role))
+            {
+                tokio::task::block_in_place(|| self.marker(entry).pages().end());
+            }
             return Ok(());
         };
         let belief = match sidecar.suspect {
@@ -384,7 +393,7 @@ impl Daemon {
         self.marker(entry)
             .clear()
             .context("its mark cannot be taken away")?;
-        store.trust().believe(Belief::Sound);
+        store.is_accepted();
         Ok(())
     }
 
