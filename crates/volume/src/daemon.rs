@@ -1,5 +1,6 @@
 //! The daemon of a host: all its volumes.
 
+mod both;
 mod data;
 mod deciding;
 mod devices;

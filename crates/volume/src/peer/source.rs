@@ -19,7 +19,7 @@ use crate::peer::lending::Lending;
 use crate::tls::Hosts;
 use crate::transport::{Carriage, RNIC_LIMIT, Rnic, Transport};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
+use crate::wire::{self, About, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
 
 /// Limit for a call to be answered.
 const CALL: Duration = Duration::from_secs(15);
@@ -45,6 +45,8 @@ pub struct Call {
     pub port: u16,
     /// The first message.
     pub hello: Hello,
+    /// The data here, where the copy there must be another disk.
+    pub about: Option<About>,
     /// The version of the other daemon, as far as is known.
     pub version: Arc<AtomicU32>,
     /// This host's RNIC.
@@ -65,7 +67,8 @@ impl Call {
             ..self.hello.clone()
         };
         let mut stream = self.hosts.connect(&self.to, self.port).await?;
-        wire::send(&mut stream, &hello).await?;
+        let about = self.about.as_ref().map(About::encode).unwrap_or_default();
+        wire::send_with(&mut stream, &hello, &about).await?;
         Ok(stream)
     }
 

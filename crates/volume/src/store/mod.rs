@@ -10,6 +10,7 @@ pub mod identity;
 mod opening;
 pub mod pages;
 mod resident;
+pub mod shared;
 mod signature;
 mod sys;
 pub mod trust;
