@@ -53,6 +53,9 @@ pub enum Answer {
     Nothing,
 }
 
+/// The error of a keeper's answer to another order.
+const UNASKED: &str = "the keeper answers what was not asked: is it of a release that works with this one?";
+
 /// A kept set: its label, and the descriptors.
 pub type Kept = (Vec<u8>, Vec<OwnedFd>);
 
@@ -140,7 +143,7 @@ impl Keeper {
     pub fn keep(&self, label: Vec<u8>, fds: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
         match self.call(&Order::Keep(label), fds)?.0 {
             Answer::Done => Ok(()),
-            other => bail!("the keeper answered {other:?}"),
+            Answer::Kept(_) | Answer::Nothing => bail!("{UNASKED}"),
         }
     }
 
@@ -151,7 +154,7 @@ impl Keeper {
             match self.call(&Order::Take(all.len() as u32), &[])? {
                 (Answer::Kept(label), fds) => all.push((label, fds)),
                 (Answer::Nothing, _) => return Ok(all),
-                (other, _) => bail!("the keeper answered {other:?}"),
+                (Answer::Done, _) => bail!("{UNASKED}"),
             }
         }
     }

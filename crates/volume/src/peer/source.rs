@@ -20,6 +20,7 @@ use crate::tls::Hosts;
 use crate::transport::{Carriage, RNIC_LIMIT, Rnic, Transport};
 use crate::volume::Volume;
 use crate::wire::{self, About, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
+use crate::words;
 
 /// Limit for a call to be answered.
 const CALL: Duration = Duration::from_secs(15);
@@ -131,7 +132,7 @@ impl Call {
         match self.open(None, 0).await?.1 {
             ToSource::Answer(answer) => Ok(answer),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
-            other => bail!("{} answers {other:?}", self.to),
+            other => bail!("{}", words::unasked(&self.to, &other)),
         }
     }
 
@@ -140,7 +141,7 @@ impl Call {
         match self.open(None, 0).await?.1 {
             ToSource::Promised => Ok(()),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
-            other => bail!("{} answers {other:?}", self.to),
+            other => bail!("{}", words::unasked(&self.to, &other)),
         }
     }
 
@@ -166,7 +167,7 @@ impl Call {
         match asking.open(None, 0).await?.1 {
             ToSource::WouldTake => Ok(Ok(())),
             ToSource::Refused(why) => Ok(Err(why)),
-            other => bail!("{} answers {other:?}", self.to),
+            other => bail!("{}", words::unasked(&self.to, &other)),
         }
     }
 
@@ -237,7 +238,7 @@ impl Call {
                         let _ = refused.send(why);
                         return volume.event(Event::Cancel);
                     }
-                    Ok((_, other)) => tracing::warn!("{} answers {other:?}", self.to),
+                    Ok((_, other)) => tracing::warn!("{}", words::unasked(&self.to, &other)),
                     Err(error) => tracing::info!("{error:#}"),
                 }
                 if since.elapsed() > GIVE_UP {
