@@ -28,6 +28,9 @@ use verbatim_seqpacket::{Error, Listener, Socket};
 /// The name under which the program is a keeper.
 pub const PROGRAM_NAME: &str = "verbatim-keeper";
 
+/// This very program, also where another one has its path meanwhile.
+pub const OWN_PROGRAM: &str = "/proc/self/exe";
+
 /// Orders to the keeper. Their format never changes: the keeper may be of an earlier release than its daemon.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Order {
@@ -49,6 +52,9 @@ pub enum Answer {
     /// There is no set with this number.
     Nothing,
 }
+
+/// The error of a keeper's answer to another order.
+const UNASKED: &str = "the keeper answers what was not asked: is it of a release that works with this one?";
 
 /// A kept set: its label, and the descriptors.
 pub type Kept = (Vec<u8>, Vec<OwnedFd>);
@@ -137,7 +143,7 @@ impl Keeper {
     pub fn keep(&self, label: Vec<u8>, fds: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
         match self.call(&Order::Keep(label), fds)?.0 {
             Answer::Done => Ok(()),
-            other => bail!("the keeper answered {other:?}"),
+            Answer::Kept(_) | Answer::Nothing => bail!("{UNASKED}"),
         }
     }
 
@@ -148,7 +154,7 @@ impl Keeper {
             match self.call(&Order::Take(all.len() as u32), &[])? {
                 (Answer::Kept(label), fds) => all.push((label, fds)),
                 (Answer::Nothing, _) => return Ok(all),
-                (other, _) => bail!("the keeper answered {other:?}"),
+                (Answer::Done, _) => bail!("{UNASKED}"),
             }
         }
     }

@@ -228,7 +228,10 @@ impl Lab {
             return;
         };
         let paths = entries.flatten().map(|entry| entry.path());
-        for path in paths.filter(|path| path.extension().is_some_and(|kind| kind == "keeper")) {
+        for path in paths.filter(|path| {
+            path.extension()
+                .is_some_and(|kind| kind == "keeper" || kind == "pages")
+        }) {
             if let Some(keeper) = verbatim_keeper::Keeper::find_within(&path, SERVICE_TIMEOUT) {
                 keeper.end();
             }

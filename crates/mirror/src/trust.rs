@@ -20,6 +20,7 @@
 //! A process may be killed between the failure and the note. Then nobody has heard of it, the cache is wrong, and the next flush succeeds. So it is
 //! noted, before each flush, that one is under way, in something that lives as long as the page cache does (a byte of a file in the runtime folder), and taken back when
 //! its result is dealt with. A process that finds the note compares the cache with the disk ([`first`]). It drops nothing: the cache may have the only current data.
+//! The cache of a block device goes with its last descriptor. Where nobody has kept one, an equal cache proves nothing ([`stays_sound`]).
 
 use crate::decision::{Here, Sidecar};
 use crate::engine::{Failure, Op};
@@ -65,6 +66,12 @@ pub fn first(here: &Sidecar, was_cut_off: bool) -> First {
         true => First::FlushAndCompare,
         false => First::Nothing,
     }
+}
+
+/// Whether the copy stays sound after [`First::FlushAndCompare`]. `were_kept`: the pages have been in the cache since the
+/// flush that was cut off. `is_same`: they equal the disk; `None` if that cannot be determined.
+pub fn stays_sound(were_kept: bool, is_same: Option<bool>) -> bool {
+    were_kept && is_same == Some(true)
 }
 
 /// The reason why a copy cannot move in this way.

@@ -193,7 +193,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         _ = stop.0.recv() => {}
         _ = stop.1.recv() => {}
         gone = tokio::time::timeout(limit, server.all_gone()) => if gone.is_err() {
-            tracing::warn!("owners have not gone within {limit:?}; what they have here is lost");
+            tracing::warn!("owners have not gone within {} s; what they have here is lost", limit.as_secs_f64());
         }
     }
     taking.abort();
@@ -331,7 +331,10 @@ impl Server {
         }
         if self.is_orphan(token, visit) {
             let grace = self.config.grace;
-            tracing::info!("the connection of {host} for {name} has ended; its lease ends in {grace:?}");
+            tracing::info!(
+                "the connection of {host} for {name} has ended; its lease ends in {} s",
+                grace.as_secs_f64()
+            );
             tokio::time::sleep(grace).await;
             self.while_adopted(token, visit).await;
             self.end(token, visit).await;

@@ -564,9 +564,7 @@ fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
 }
 
 fn status(name: &str, common: &Common) -> anyhow::Result<ExitCode> {
-    let Outcome::Volumes(rows) = give(&Order::List, common)? else {
-        anyhow::bail!("the daemon answers something else");
-    };
+    let rows = give(&Order::List, common)?.rows()?;
     let row = rows.iter().find(|row| row.name == name);
     let row = row.with_context(|| format!("there is no volume {name} here"))?;
     match common.json {

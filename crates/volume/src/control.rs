@@ -279,6 +279,20 @@ pub enum Outcome {
     Failed(String),
 }
 
+impl Outcome {
+    /// The rows. An error if it is something else.
+    pub fn rows(self) -> anyhow::Result<Vec<Row>> {
+        match self {
+            Self::Volumes(rows) => Ok(rows),
+            Self::Failed(why) => bail!("{why}"),
+            Self::Moved(moved) => bail!(
+                "the volume daemon answers what a move of {} has cost, which was not asked: is it of another release? Start it again",
+                moved.name
+            ),
+        }
+    }
+}
+
 /// The cost of a move.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Moved {

@@ -1,5 +1,6 @@
 //! The daemon of a host: all its volumes.
 
+mod both;
 mod data;
 mod deciding;
 mod deleting;
@@ -239,6 +240,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     daemon.end_strange_devices().await;
     listeners::run(daemon.clone()).await?;
     daemon.hand_over().await;
+    daemon.rest().await;
     Ok(())
 }
 
@@ -395,7 +397,17 @@ impl Daemon {
                 volume.in_flight()
             )
         });
-        let trouble = state.alarm.clone().or(state.lost_device.clone()).or(closing);
+        let doubt = state
+            .store
+            .as_ref()
+            .and_then(|store| store.doubt())
+            .map(str::to_owned);
+        let trouble = state
+            .alarm
+            .clone()
+            .or(state.lost_device.clone())
+            .or(closing)
+            .or(doubt);
         let socket = self.config.nbd_socket(&entry.name);
         let uri = format!("nbd+unix:///{}?socket={}", entry.name, socket.display());
         let migration = state.volume.as_ref().and_then(|volume| volume.migration());

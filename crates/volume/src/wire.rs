@@ -18,6 +18,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use verbatim_bulk::{Accepted, Offer};
 use verbatim_mirror::decision::{AgentSession, Answer, Generation, SessionId, VolumeId};
 
+use crate::store::identity::Identity;
+
 /// The version of these messages. Version 3 lacks [`ToDestination::Allocate`].
 pub const VERSION: u32 = 4;
 
@@ -45,6 +47,34 @@ pub struct Hello {
     pub base: Generation,
     /// The purpose of the connection.
     pub purpose: Purpose,
+}
+
+/// A source's data, for a destination that may see the same disk. JSON, in the data of the frame of a [`Hello`] with
+/// [`Purpose::Fill`] or [`Purpose::WouldTake`]: a daemon of an earlier release does not read them. New fields get
+/// defaults.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct About {
+    /// Their path at the source, for messages.
+    pub path: String,
+    /// Their identity.
+    pub identity: Identity,
+}
+
+/// The longest [`About`]: a refusal names its path.
+const MAX_ABOUT: usize = 2 << 10;
+
+impl About {
+    /// The data of the frame; none if it is too long.
+    pub fn encode(&self) -> Vec<u8> {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        if text.len() <= MAX_ABOUT { text } else { Vec::new() }
+    }
+
+    /// What a source has said; `None` if it is of an earlier release.
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        let is_short = data.len() <= MAX_ABOUT;
+        is_short.then(|| serde_json::from_slice(data).ok()).flatten()
+    }
 }
 
 /// The purpose of a connection.
@@ -229,6 +259,17 @@ pub async fn send(stream: &mut (impl AsyncWrite + Unpin), message: &impl Seriali
     stream.flush().await
 }
 
+/// Sends a message with its data.
+pub async fn send_with(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &impl Serialize,
+    data: &[u8],
+) -> io::Result<()> {
+    stream.write_all(&frame(message, data.len())).await?;
+    stream.write_all(data).await?;
+    stream.flush().await
+}
+
 /// Takes the next message and its data.
 pub async fn receive<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(T, Vec<u8>)> {
     let mut lengths = [0; 8];
@@ -289,6 +330,33 @@ mod tests {
         assert_eq!(receive::<Hello>(&mut stream).await.expect("received").0, hello);
         let (message, data) = receive::<ToDestination>(&mut stream).await.expect("received");
         assert_eq!((message, data.as_slice()), (put, [1, 2, 3].as_slice()));
+    }
+
+    #[tokio::test]
+    async fn what_a_source_says_of_its_data_comes_beside_the_hello() {
+        let about = About {
+            path: "/dev/vg/db".to_owned(),
+            identity: Identity::Device {
+                names: [("wwid".to_owned(), "naa.6001405".to_owned())].into(),
+                signature: None,
+            },
+        };
+        let mut bytes = Vec::new();
+        let message = ToSource::Promised;
+        send_with(&mut bytes, &message, &about.encode())
+            .await
+            .expect("sent");
+        let (received, data) = receive::<ToSource>(&mut bytes.as_slice())
+            .await
+            .expect("received");
+        assert_eq!((received, About::decode(&data)), (message, Some(about.clone())));
+        assert_eq!(About::decode(&[]), None, "an earlier release says nothing");
+        let long = About {
+            path: "x".repeat(MAX_ABOUT),
+            ..about
+        };
+        assert!(long.encode().is_empty());
+        assert_eq!(About::decode(&serde_json::to_vec(&long).expect("text")), None);
     }
 
     #[test]

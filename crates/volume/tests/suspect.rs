@@ -287,6 +287,109 @@ fn a_daemon_that_is_killed_between_a_flush_that_failed_and_its_note_leaves_a_sus
     lab.kill(0);
 }
 
+/// The first host has the volume on a thin disk without enough room for what is then written.
+fn with_thin(die_at: Option<&str>, room: &str) -> Option<(Lab, Thin)> {
+    if !can_have_devices() {
+        return None;
+    }
+    let mut lab = Lab::without_daemons();
+    let thin = Thin::new(lab.path(0, "thin"), SIZE, room);
+    lab.start(0, die_at);
+    let (size, device) = (SIZE.to_string(), thin.disk.device.clone());
+    lab.order(0, &["create", "db", "--size", &size, "--data", &device]);
+    lab.order(0, &["attach", "db"]);
+    Some((lab, thin))
+}
+
+#[test]
+fn the_same_of_a_device_leaves_a_suspect_copy_too() {
+    let Some((mut lab, thin)) = with_thin(Some("FlushFailed"), ROOM) else {
+        return;
+    };
+    let mut client = connect(&lab, 0);
+    write(&mut client, &noise(5)).expect("the page cache takes it");
+    assert!(client.flush().is_err(), "there is no room");
+    until("the daemon is ended", || lab.has_ended(0));
+    lab.kill(0);
+    thin.room.resize(MORE_ROOM);
+    lab.start(0, None);
+    let listed = lab.order(0, &["list"]);
+    assert!(
+        listed.contains("while it flushed") && listed.contains("accept"),
+        "{listed}"
+    );
+    for step in 0..2 {
+        assert!(is_suspect(&lab, 0), "step {step}: nobody knows\n{}", lab.logs());
+        assert_eq!(errno(connect(&lab, 0).flush()), Some(libc::EIO), "step {step}");
+        lab.kill(0);
+        lab.start(0, None);
+    }
+    lab.order(0, &["accept", "db"]);
+    assert!(!is_suspect(&lab, 0));
+    // What was accepted is not held against the copy again.
+    cut_off(&mut lab);
+    assert!(!is_suspect(&lab, 0), "{}", lab.logs());
+}
+
+/// Kills the first host's daemon as if a flush were in flight, and starts another one.
+fn cut_off(lab: &mut Lab) {
+    lab.kill(0);
+    has_cut_off(lab);
+    lab.start(0, None);
+}
+
+/// Leaves the note of a process that was killed before it handled a flush's result.
+fn has_cut_off(lab: &Lab) {
+    let note = lab.path(0, "run/volumes/db.flushing");
+    let mut said = std::fs::read(&note).expect("it is there");
+    assert_eq!(said[40], b'0', "none is under way");
+    said[40] = b'1';
+    std::fs::write(&note, said).expect("written");
+}
+
+/// Ends the keeper of the volume's pages.
+fn end_pages(lab: &Lab) {
+    for path in lab.keepers_of(0, "pages") {
+        verbatim_keeper::Keeper::find(&path).expect("it runs").end();
+    }
+}
+
+#[test]
+fn a_device_whose_flush_went_well_is_compared_by_its_keeper_and_is_suspect_without_one() {
+    let Some((mut lab, _thin)) = with_thin(None, MORE_ROOM) else {
+        return;
+    };
+    let data = noise(6);
+    let mut client = connect(&lab, 0);
+    write(&mut client, &data).expect("written");
+    client.flush().expect("flushed");
+    for _ in 0..2 {
+        cut_off(&mut lab);
+        assert!(!is_suspect(&lab, 0), "{}", lab.logs());
+        let mut client = connect(&lab, 0);
+        assert!(read(&mut client) == data, "it differs");
+        client.write(0, &data[..4096], true).expect("written");
+    }
+    assert!(lab.logs().contains("compared with the disk"), "{}", lab.logs());
+    // One that was told to end leaves nothing in doubt, and frees the device.
+    lab.end(0);
+    assert!(lab.keepers_of(0, "pages").is_empty());
+    lab.start(0, None);
+    assert!(!is_suspect(&lab, 0), "{}", lab.logs());
+    // Whoever kills the keeper, too, leaves nothing that says whether the flush went well.
+    end_pages(&lab);
+    cut_off(&mut lab);
+    assert!(is_suspect(&lab, 0), "{}", lab.logs());
+    let listed = lab.order(0, &["list"]);
+    assert!(listed.contains("has dropped the device's pages"), "{listed}");
+    assert!(read(&mut connect(&lab, 0)) == data, "it is read");
+    lab.order(0, &["accept", "db"]);
+    assert!(!is_suspect(&lab, 0));
+    lab.order(0, &["detach", "db"]);
+    lab.order(0, &["delete", "db"]);
+    assert!(lab.keepers_of(0, "pages").is_empty());
+}
+
 #[test]
 fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
     let Some((mut lab, _files)) = with_files(None) else {
@@ -295,17 +398,7 @@ fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
     let data = noise(4);
     let mut client = connect(&lab, 0);
     write(&mut client, &data).expect("written");
-    // The note of a process that was killed before it handled the result.
-    let note = lab.path(0, "run/volumes/db.flushing");
     client.flush().expect("flushed");
-    let cut_off = |lab: &mut Lab| {
-        lab.kill(0);
-        let mut said = std::fs::read(&note).expect("it is there");
-        assert_eq!(said[40], b'0', "none is under way");
-        said[40] = b'1';
-        std::fs::write(&note, said).expect("written");
-        lab.start(0, None);
-    };
     cut_off(&mut lab);
     assert!(lab.logs().contains("compared with the disk"), "{}", lab.logs());
     for _ in 0..2 {

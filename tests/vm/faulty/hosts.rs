@@ -123,6 +123,12 @@ impl Hosts {
         }
     }
 
+    /// Kills a host's daemon, and ends what it leaves for the next one: devices are free.
+    pub fn leave(&mut self, host: usize) {
+        self.kill(host);
+        let _ = self.command(host, &["stop", "--force"]).output();
+    }
+
     /// A command, not started yet.
     pub fn command(&self, host: usize, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
@@ -266,8 +272,8 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        self.kill(0);
-        self.kill(1);
+        self.leave(0);
+        self.leave(1);
     }
 }
 

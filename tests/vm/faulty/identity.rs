@@ -66,7 +66,7 @@ fn late() -> anyhow::Result<()> {
     link.to(&first.path)?;
     let mut hosts = Hosts::up()?;
     let data = serve(&hosts, &link)?;
-    hosts.kill(0);
+    hosts.leave(0);
     drop(first);
     std::fs::remove_file(&link.0)?;
     hosts.start(0)?;

@@ -155,9 +155,7 @@ async fn tell(agent: &Shared, note: &Note, outcome: Outcome) {
 /// nothing.
 async fn settle_volume(agent: &Shared, note: &Note, order: &Order) -> anyhow::Result<()> {
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
-    let control::Outcome::Volumes(rows) = control::order(&socket, order).await? else {
-        bail!("the volume daemon answers something else");
-    };
+    let rows = control::order(&socket, order).await?.rows()?;
     let row = rows.iter().find(|row| row.name == note.volume);
     let is_committed = matches!(
         order,
@@ -217,10 +215,7 @@ pub async fn give_swap(agent: &Shared, disk: &str, order: &SwapOrder) -> anyhow:
 /// Gives an order to this host's daemon.
 pub async fn give(agent: &Shared, order: &Order) -> anyhow::Result<()> {
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
-    match control::order(&socket, order).await? {
-        control::Outcome::Volumes(_) => Ok(()),
-        other => bail!("the volume daemon answers {other:?}"),
-    }
+    control::order(&socket, order).await?.rows().map(drop)
 }
 
 /// An obstacle to the volume's move to another host, as far as the daemons know; the other daemon is asked
@@ -231,10 +226,8 @@ pub async fn obstacle(agent: &Shared, volume: &str, to: &str) -> anyhow::Result<
         to: to.to_owned(),
     };
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
-    match control::order(&socket, &order).await? {
-        control::Outcome::Volumes(rows) => Ok(rows.into_iter().find_map(|row| row.trouble)),
-        _ => bail!("the volume daemon answers something else"),
-    }
+    let rows = control::order(&socket, &order).await?.rows()?;
+    Ok(rows.into_iter().find_map(|row| row.trouble))
 }
 
 /// Sees to what an earlier agent has not told any more. Sessions that have not ended see to it themselves.

@@ -9,6 +9,8 @@ use super::{CELLS, Disk, Folder, Medium, Path, Process, Quirk, Rules, World};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     Kill(usize),
+    /// The same, and nothing keeps the block device: its dirty pages are written, and all are dropped.
+    KillAlone(usize),
     Power(usize),
     /// The connection to the destination fails.
     Link(usize),
@@ -64,6 +66,10 @@ impl World {
                     self.faults_by_hand(host, process, rules, &mut faults);
                     if rules.disks {
                         faults.push(Fault::Power(host));
+                    }
+                    // Without a flush in flight it is a kill like any other.
+                    if rules.disks && place.is_flushing && place.place.is_some() {
+                        faults.push(Fault::KillAlone(host));
                     }
                     if process.moving.as_ref().is_some_and(|moving| moving.is_linked) {
                         faults.push(Fault::Link(host));
@@ -174,10 +180,28 @@ impl World {
         self.faults -= 1;
         match fault {
             Fault::Kill(host) => self.end(host),
+            Fault::KillAlone(host) => {
+                let is_written = self.hosts[host].medium == Medium::Good;
+                let acknowledged = self.serves(host).then_some(self.acknowledged);
+                self.end(host);
+                let place = &mut self.hosts[host];
+                place.is_dropped = true;
+                for disk in place.place.iter_mut().chain(&mut place.away) {
+                    disk.flush(is_written);
+                    disk.lose_power();
+                }
+                if let (Some(acknowledged), Some(disk)) = (acknowledged, &place.place) {
+                    for (cell, value) in acknowledged.into_iter().enumerate() {
+                        if disk.cache[cell] < value {
+                            place.dropped[cell] = value;
+                        }
+                    }
+                }
+            }
             Fault::Power(host) => {
                 self.end(host);
                 let place = &mut self.hosts[host];
-                place.is_flushing = false;
+                (place.is_flushing, place.dropped) = (false, [0; CELLS]);
                 for disk in place.place.iter_mut().chain(&mut place.away) {
                     disk.lose_power();
                 }
@@ -250,6 +274,7 @@ impl World {
                 let place = &mut self.hosts[host];
                 (place.record, place.backup, place.place, place.away) = (None, None, None, None);
                 (place.is_old, place.is_flushing, place.has_forgotten) = (false, false, true);
+                (place.is_dropped, place.dropped) = (false, [0; CELLS]);
                 (place.has_other, place.medium) = (false, Medium::Good);
             }
         }

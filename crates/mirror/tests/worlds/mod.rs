@@ -124,6 +124,8 @@ impl World {
             place: None,
             away: None,
             is_flushing: false,
+            is_dropped: false,
+            dropped: [0; CELLS],
             process: None,
             has_forgotten: false,
         };

@@ -153,6 +153,7 @@ impl World {
     }
 
     pub(super) fn fill(&mut self, host: usize, session: u8, compares: bool) {
+        self.hosts[host].dropped = [0; CELLS];
         self.process_mut(host).filling = Some(Filling {
             session,
             compares,

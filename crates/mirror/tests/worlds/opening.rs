@@ -51,6 +51,8 @@ impl World {
 
     /// Starts a process.
     pub fn start(&mut self, host: usize, rules: &Rules) {
+        // Without a flush that was cut off nothing is compared.
+        self.hosts[host].is_dropped &= self.hosts[host].is_flushing;
         self.hosts[host].process = Some(Process {
             row: Row::Unknown,
             is_open: false,
@@ -115,7 +117,10 @@ impl World {
             self.process_mut(host).row = Row::Known(Some(Record::Copy(sidecar.clone())));
         }
         // What a power failure has left is what there is.
-        self.acknowledged = within(self.disk(host).cache, sidecar.length);
+        let dropped = self.hosts[host].dropped;
+        let cache = self.disk(host).cache;
+        let owed = std::array::from_fn(|cell| cache[cell].max(dropped[cell]));
+        self.acknowledged = within(owed, sidecar.length);
         let process = self.process_mut(host);
         process.is_open = true;
         process.told = sidecar.length as u8;
@@ -137,8 +142,11 @@ impl World {
         let disk = self.disk(host);
         disk.flush(true);
         let is_same = disk.cache == disk.durable;
-        self.hosts[host].is_flushing = !is_same;
-        is_same
+        let were_kept = !self.hosts[host].is_dropped || rules.quirk == Some(Quirk::ComparesDroppedCache);
+        let is_sound = trust::stays_sound(were_kept, Some(is_same));
+        self.hosts[host].is_flushing = !is_sound;
+        self.hosts[host].is_dropped &= !is_sound;
+        is_sound
     }
 
     /// The same for a copy that is filled: one that is not sound is written down as suspect. False where it cannot be.

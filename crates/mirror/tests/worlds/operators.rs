@@ -4,7 +4,7 @@ use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced, revived};
 use verbatim_mirror::{together, trust};
 
 use super::steps::session;
-use super::{Folder, Medium, Path, Quirk, Row, Rules, Said, World, within};
+use super::{CELLS, Folder, Medium, Path, Quirk, Row, Rules, Said, World, within};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
@@ -271,11 +271,18 @@ impl World {
     }
 
     pub fn accept(&mut self, host: usize, rules: &Rules) {
+        // All of a suspect copy is written again first.
+        let is_refused = self.copy(host).is_some() && self.hosts[host].medium == Medium::ReadOnly;
+        if is_refused {
+            return;
+        }
+        // An operator's word is that what can be read is what there is.
+        self.hosts[host].dropped = [0; CELLS];
+        if self.serves(host) {
+            let length = self.copy(host).expect("it serves").length;
+            self.acknowledged = within(self.disk(host).cache, length);
+        }
         if let Some(suspect) = self.copy(host).cloned() {
-            // All of it is written again first.
-            if self.hosts[host].medium == Medium::ReadOnly {
-                return;
-            }
             if let Some(next) = trust::accepted(&suspect)
                 && self.put(host, Some(Record::Copy(next)), true)
             {

@@ -11,6 +11,8 @@ pub enum Quirk {
     RetriesWithinTheSession,
     /// A flush that a killed process has left without a result is not looked for.
     ForgetsCutOffFlush,
+    /// A page cache that was dropped with the process is compared, and equals the disk.
+    ComparesDroppedCache,
     /// The success of a simultaneous flush, or of a write, is answered before the failure is written down.
     AnswersBeforeNoted,
     /// An `Incoming` of a higher base proves nothing.
@@ -68,6 +70,7 @@ pub const QUIRKS: [Quirk; 29] = [
     Quirk::ForgetsAtReopen,
     Quirk::RetriesWithinTheSession,
     Quirk::ForgetsCutOffFlush,
+    Quirk::ComparesDroppedCache,
     Quirk::AnswersBeforeNoted,
     Quirk::BaseProvesNothing,
     Quirk::DeleteForgets,

@@ -148,6 +148,10 @@ pub struct Host {
     pub away: Option<Disk>,
     /// The note in the runtime folder: a flush is in progress, or was when its process ended.
     pub is_flushing: bool,
+    /// The page cache has been dropped since that flush: a block device that nobody had open any more.
+    pub is_dropped: bool,
+    /// Acknowledged writes that went with it. Their clients ask for a flush again.
+    pub dropped: [Value; CELLS],
     pub process: Option<Process>,
     /// The host has lost its knowledge: its disks are new, or an operator has deleted everything.
     pub has_forgotten: bool,

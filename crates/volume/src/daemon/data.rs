@@ -72,6 +72,7 @@ impl State {
         // The mark is on the disk; the sidecar in memory keeps it as well.
         let is_suspect = self.store.take().is_some_and(|store| {
             self.closing_data = store.closed();
+            store.let_go();
             store.is_suspect()
         });
         if let Some(sidecar) = self.sidecar.as_ref().filter(|_| is_suspect).and_then(failed) {
@@ -309,7 +310,7 @@ impl Daemon {
         let Some(store) = state.store.clone() else {
             return;
         };
-        store.trust().is_whole();
+        store.is_whole();
         let Some(incoming) = state.incoming.clone() else {
             return;
         };
@@ -342,6 +343,14 @@ impl Daemon {
     pub(super) fn claim(&self, entry: &Entry, state: &mut State) -> Result<(), Lack> {
         let Some(sidecar) = state.sidecar.clone().filter(|sidecar| needs_data(&sidecar.role)) else {
             state.let_go();
+            // An earlier daemon may have left them.
+            if !state
+                .sidecar
+                .as_ref()
+                .is_some_and(|sidecar| keeps_data(&sidecar.role))
+            {
+                tokio::task::block_in_place(|| self.marker(entry).pages().end());
+            }
             return Ok(());
         };
         let belief = match sidecar.suspect {
@@ -397,7 +406,7 @@ impl Daemon {
         self.marker(entry)
             .clear()
             .context("its mark cannot be taken away")?;
-        store.trust().believe(Belief::Sound);
+        store.is_accepted();
         Ok(())
     }
 

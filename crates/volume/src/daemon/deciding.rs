@@ -14,6 +14,7 @@ use verbatim_mirror::decision::{
 use verbatim_mirror::trust::may_compare;
 use verbatim_mirror::{Event, Report};
 
+use super::both::is_not_the_sources;
 use super::data::HowMade;
 use super::orders::{has_ended, has_its_size, known, serving};
 use super::places::has_room;
@@ -33,7 +34,7 @@ use crate::store::trust::Belief;
 use crate::store::{Lack, Making, Store};
 use crate::transport::{Carriage, RNIC_LIMIT, Wanted};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
+use crate::wire::{self, About, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
 use crate::words;
 
 /// Interval of the engine's clock ticks.
@@ -68,6 +69,7 @@ impl Daemon {
             to: to.to_owned(),
             port: self.config.port,
             version: Arc::new(VERSION.into()),
+            about: None,
             hello: Hello {
                 version: VERSION,
                 name: entry.name.clone(),
@@ -98,7 +100,8 @@ impl Daemon {
                 link: 0,
             };
             let session = SessionId(rand::random());
-            let call = self.call(entry, sidecar, session, to, purpose, None)?;
+            let mut call = self.call(entry, sidecar, session, to, purpose, None)?;
+            call.about = state.about(entry);
             (call, needed(entry, &state, sidecar.length)?)
         };
         call.ask_for_room(allocated).await
@@ -140,7 +143,8 @@ impl Daemon {
                 rdma: None,
                 link: 0,
             };
-            let call = self.call(entry, sidecar, session, &to, purpose, transport)?;
+            let mut call = self.call(entry, sidecar, session, &to, purpose, transport)?;
+            call.about = state.about(entry);
             let thread = OwnThread::start("link").context("no thread for the connection")?;
             let allocated = needed(entry, &state, sidecar.length)?;
             volume.migrate(bytes_per_second, reports);
@@ -284,7 +288,8 @@ impl Daemon {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let hello = tokio::time::timeout(PROOF, wire::receive::<Hello>(&mut stream)).await;
-        let (hello, _) = hello.context("it does not say what it wants")??;
+        let (hello, beside) = hello.context("it does not say what it wants")??;
+        let about = About::decode(&beside);
         if !(OLDEST..=VERSION).contains(&hello.version) {
             let why = format!("this daemon speaks version {VERSION}, not {}", hello.version);
             return Ok(wire::send(&mut stream, &ToSource::Refused(why)).await?);
@@ -309,7 +314,8 @@ impl Daemon {
                     from,
                 };
                 let (daemon, name, offered) = (self.clone(), hello.name.clone(), offer.clone());
-                let preparing = async move { daemon.prepare(&name, &offered, attached).await };
+                let preparing =
+                    async move { daemon.prepare(&name, (&offered, about.as_ref()), attached).await };
                 match main.spawn(preparing).await.context("it ends")? {
                     Ok((incoming, store, has_old, attempt)) => {
                         (self.config.hook)(Point::Prepared);
@@ -400,7 +406,11 @@ impl Daemon {
                     from,
                 };
                 let daemon = self.clone();
-                let taken = async move { daemon.would_take(&hello.name, &offer, Some(allocated)).await };
+                let taken = async move {
+                    daemon
+                        .would_take(&hello.name, (&offer, about.as_ref()), Some(allocated))
+                        .await
+                };
                 let answer = match main.spawn(taken).await.context("it ends")? {
                     Ok(()) => ToSource::WouldTake,
                     Err(error) => ToSource::Refused(format!("{error:#}")),
@@ -428,7 +438,12 @@ impl Daemon {
     }
 
     /// Whether this offer would be taken. Nothing is changed.
-    async fn would_take(&self, name: &str, offer: &Offer, allocated: Option<u64>) -> anyhow::Result<()> {
+    async fn would_take(
+        &self,
+        name: &str,
+        offer: (&Offer, Option<&About>),
+        allocated: Option<u64>,
+    ) -> anyhow::Result<()> {
         let entry = self.entry(name).await?;
         let state = entry.state_soon().await?;
         self.taken(&entry, &state, offer, allocated).map(drop)
@@ -439,7 +454,7 @@ impl Daemon {
         &self,
         entry: &Entry,
         state: &State,
-        offer: &Offer,
+        (offer, about): (&Offer, Option<&About>),
         allocated: Option<u64>,
     ) -> anyhow::Result<(Sidecar, Settings)> {
         let name = &entry.name;
@@ -469,6 +484,8 @@ impl Daemon {
         };
         // The disk may hang.
         tokio::task::block_in_place(|| {
+            let is_unnamed = place.as_ref().is_some_and(|place| place.is_unnamed);
+            is_not_the_sources(&entry.folder.data(&settings), is_unnamed, &offer.from, about)?;
             if let Some(place) = &place {
                 has_room(&place.data, offer.length, place.is_unnamed)?;
             }
@@ -480,7 +497,7 @@ impl Daemon {
     async fn prepare(
         self: &Arc<Self>,
         name: &str,
-        offer: &Offer,
+        (offer, about): (&Offer, Option<&About>),
         attached: bool,
     ) -> anyhow::Result<(Arc<Incoming>, Arc<Store>, bool, u128)> {
         let entry = self.entry(name).await?;
@@ -507,7 +524,7 @@ impl Daemon {
             if state.incoming.as_ref().is_some_and(|incoming| !incoming.renew()) {
                 bail!("something of an earlier attempt to fill {name} is under way");
             }
-            let (sidecar, settings) = self.taken(&entry, &state, offer, None)?;
+            let (sidecar, settings) = self.taken(&entry, &state, (offer, about), None)?;
             let settings = Settings { attached, ..settings };
             let begun = self.begin(&entry, &mut state, sidecar, settings);
             if begun.is_err() && !has_old && state.place.is_none() && state.unknown.is_none() {

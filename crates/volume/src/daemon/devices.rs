@@ -13,9 +13,13 @@ use super::orders::is_free;
 use super::{Daemon, Entry, State};
 use crate::device::{self, Device, Label, Left, Places, Wanted};
 use crate::faults::{Fault, Point};
+use crate::store::pages;
 
 /// Limit for a daemon that ends to answer the requests that it has taken, for all devices together.
 const ANSWERS: Duration = Duration::from_secs(30);
+
+/// Limit for a daemon that ends to wait for flushes, for all volumes together.
+const FLUSHES: Duration = Duration::from_secs(10);
 
 /// Limit for a daemon that ends to wait for orders in progress, for all volumes together; and the same if no
 /// other daemon follows.
@@ -228,6 +232,21 @@ impl Daemon {
         });
     }
 
+    /// This process ends: flushes in flight come to their end, and no other begins, so that the next daemon finds none
+    /// that was cut off.
+    pub(super) async fn rest(&self) {
+        let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+        let patience = tokio::time::Instant::now() + BUSY;
+        let end = Instant::now() + FLUSHES;
+        for entry in entries {
+            if let Ok(state) = timeout_at(patience, entry.state.lock()).await
+                && let Some(store) = &state.store
+            {
+                tokio::task::block_in_place(|| store.rest(end));
+            }
+        }
+    }
+
     /// This process ends, and none follows: nothing is left of any device.
     pub(super) async fn end_devices(&self, by_force: bool) -> anyhow::Result<()> {
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
@@ -250,6 +269,10 @@ impl Daemon {
                 bail!(is_busy(entry));
             };
             self.end_device(entry, &mut state, "");
+            // Nothing more is flushed of a suspect copy. Of others see `rest`.
+            if let Some(store) = state.store.as_ref().filter(|store| store.is_suspect()) {
+                tokio::task::block_in_place(|| store.let_go());
+            }
         }
         Ok(())
     }
@@ -295,6 +318,7 @@ pub fn end_all_waiting(runtime_dir: &Path, by_force: bool) -> anyhow::Result<usi
             .context("nothing was done; --force lets go of it all the same")?;
     }
     names.iter().for_each(|name| end_waiting(runtime_dir, name));
+    pages::end_all(runtime_dir);
     Ok(names.len())
 }
 

@@ -187,8 +187,12 @@ impl Daemon {
             }
         }
         tracing::warn!(
-            "{name}: an operator decides in the place of {}: {keep:?} is kept",
-            other(&sidecar.role)
+            "{name}: an operator decides in the place of {}: the {} is kept",
+            other(&sidecar.role),
+            match keep {
+                Keep::Source => "source",
+                Keep::Destination => "destination",
+            }
         );
         if let Some(by) = by {
             self.become_settled(entry, state, by, next).await?;

@@ -178,7 +178,8 @@ impl Daemon {
             rdma: None,
             link: 0,
         };
-        let call = self.call(entry, sidecar, session, &to, purpose, None)?;
+        let mut call = self.call(entry, sidecar, session, &to, purpose, None)?;
+        call.about = state.about(entry);
         let (reports, reported) = unbounded_channel();
         let (refusals, refused) = unbounded_channel();
         let (stages, stage) = watch::channel(Stage::Copying);

@@ -21,8 +21,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 use rustix::fs::SeekFrom;
+use verbatim_keeper::OWN_PROGRAM;
 
-use super::kept::OWN_PROGRAM;
 use super::{fuse, sys};
 
 /// The name under which the program is such a process.

@@ -15,12 +15,9 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
-use verbatim_keeper::Keeper;
+use verbatim_keeper::{Keeper, OWN_PROGRAM};
 
 use crate::store::identity::{Identity, Match};
-
-/// This very program, also where another one has its path meanwhile.
-pub const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// A keeper that cannot be started is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);

@@ -19,7 +19,8 @@ use crate::peer::lending::Lending;
 use crate::tls::Hosts;
 use crate::transport::{Carriage, RNIC_LIMIT, Rnic, Transport};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
+use crate::wire::{self, About, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
+use crate::words;
 
 /// Limit for a call to be answered.
 const CALL: Duration = Duration::from_secs(15);
@@ -45,6 +46,8 @@ pub struct Call {
     pub port: u16,
     /// The first message.
     pub hello: Hello,
+    /// The data here, where the copy there must be another disk.
+    pub about: Option<About>,
     /// The version of the other daemon, as far as is known.
     pub version: Arc<AtomicU32>,
     /// This host's RNIC.
@@ -65,7 +68,8 @@ impl Call {
             ..self.hello.clone()
         };
         let mut stream = self.hosts.connect(&self.to, self.port).await?;
-        wire::send(&mut stream, &hello).await?;
+        let about = self.about.as_ref().map(About::encode).unwrap_or_default();
+        wire::send_with(&mut stream, &hello, &about).await?;
         Ok(stream)
     }
 
@@ -128,7 +132,7 @@ impl Call {
         match self.open(None, 0).await?.1 {
             ToSource::Answer(answer) => Ok(answer),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
-            other => bail!("{} answers {other:?}", self.to),
+            other => bail!("{}", words::unasked(&self.to, &other)),
         }
     }
 
@@ -137,7 +141,7 @@ impl Call {
         match self.open(None, 0).await?.1 {
             ToSource::Promised => Ok(()),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
-            other => bail!("{} answers {other:?}", self.to),
+            other => bail!("{}", words::unasked(&self.to, &other)),
         }
     }
 
@@ -163,7 +167,7 @@ impl Call {
         match asking.open(None, 0).await?.1 {
             ToSource::WouldTake => Ok(Ok(())),
             ToSource::Refused(why) => Ok(Err(why)),
-            other => bail!("{} answers {other:?}", self.to),
+            other => bail!("{}", words::unasked(&self.to, &other)),
         }
     }
 
@@ -234,7 +238,7 @@ impl Call {
                         let _ = refused.send(why);
                         return volume.event(Event::Cancel);
                     }
-                    Ok((_, other)) => tracing::warn!("{} answers {other:?}", self.to),
+                    Ok((_, other)) => tracing::warn!("{}", words::unasked(&self.to, &other)),
                     Err(error) => tracing::info!("{error:#}"),
                 }
                 if since.elapsed() > GIVE_UP {

@@ -17,7 +17,7 @@ use super::sys;
 pub(super) const MARK: &str = "user.verbatim.volume";
 
 /// The name of a partition's number.
-const PARTITION: &str = "partition";
+pub(super) const PARTITION: &str = "partition";
 
 /// Identity of data, noted when they are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

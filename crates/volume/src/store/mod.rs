@@ -8,7 +8,9 @@ mod content;
 mod direct;
 pub mod identity;
 mod opening;
+pub mod pages;
 mod resident;
+pub mod shared;
 mod signature;
 mod sys;
 pub mod trust;
@@ -23,7 +25,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
@@ -36,6 +38,7 @@ use direct::Direct;
 use identity::Identity;
 use opening::Access;
 pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
+use pages::Pages;
 pub use signature::Room;
 use signature::Signature;
 use trust::{Belief, Marker, Trust};
@@ -83,6 +86,10 @@ pub struct Store {
     reads_at_once: AtomicBool,
     quick: Quick,
     closed: Mutex<Option<Closed>>,
+    /// Keeps a device's pages for the next daemon.
+    pages: Option<Pages>,
+    /// The reason why it is suspect, if no flush of this process has failed.
+    doubt: OnceLock<String>,
     /// The last field, since it is dropped when the file is closed and the claim has ended.
     _open: Sender<Infallible>,
 }
@@ -109,6 +116,7 @@ impl Store {
         let is_device = file.metadata()?.file_type().is_block_device();
         let system = rustix::fs::fstatfs(&file).map(|system| system.f_type as u64);
         let (open, closed) = std::sync::mpsc::channel();
+        let pages = marker.as_ref().filter(|_| is_device).map(Marker::pages);
         Ok(Self {
             is_device,
             signed_at: AtomicU64::new(u64::MAX),
@@ -123,6 +131,8 @@ impl Store {
             reads_at_once: AtomicBool::new(true),
             quick: Quick::default(),
             closed: Mutex::new(Some(Closed(closed))),
+            pages,
+            doubt: OnceLock::new(),
             _open: open,
         })
     }
@@ -325,14 +335,25 @@ impl Store {
     }
 
     /// The first flush after an earlier process was killed during one: that flush may have failed, and the
-    /// kernel does not report it again. The flush counts as failed if the disk differs from the page cache. A
-    /// block device has no page cache left to compare. The note stays until the result is known.
-    pub fn flush_and_compare(&self, length: u64, path: &Path) -> io::Result<()> {
+    /// kernel does not report it again. The flush counts as failed if the disk differs from the page cache, or if
+    /// that cannot be determined. `left`: the descriptor by which a block device has kept its page cache. The note
+    /// stays until the result is known.
+    pub fn flush_and_compare(&self, length: u64, path: &Path, left: Option<&File>) -> io::Result<()> {
         tracing::warn!(
             "{}: a daemon was ended while it flushed; what the page cache has of it is compared with the disk",
             path.display()
         );
-        self.trust.flush(|| {
+        let compared = self.trust.flush(|| {
+            match (self.is_device, left) {
+                (true, Some(left)) => pages::flush_by(left)?,
+                (true, None) => {
+                    return Err(io::Error::other(
+                        "whether a flush has failed cannot be said: the kernel has dropped the device's pages with the daemon, since no \
+                         keeper was left either",
+                    ));
+                }
+                (false, _) => {}
+            }
             self.file.sync_data()?;
             match self.is_as_cached(length) {
                 Ok(true) => Ok(()),
@@ -343,7 +364,64 @@ impl Store {
                     "whether a flush has failed cannot be said: {error}"
                 ))),
             }
+        });
+        compared.inspect_err(|error| {
+            let doubt = format!(
+                "a daemon was ended while it flushed, and {error}; if the data are right, `verbatim volume accept` says so"
+            );
+            // The first reason counts.
+            let _ = self.doubt.set(doubt);
         })
+    }
+
+    /// The reason why it is suspect, if no flush of this process has failed.
+    pub fn doubt(&self) -> Option<&str> {
+        self.doubt.get().filter(|_| self.is_suspect()).map(String::as_str)
+    }
+
+    /// All of it was written again, and flushed: failures before that count no more.
+    pub fn is_whole(&self) {
+        self.trust.is_whole();
+        self.trusts_anew();
+    }
+
+    /// An operator trusts it again.
+    pub fn is_accepted(&self) {
+        self.trust.believe(Belief::Sound);
+        self.trusts_anew();
+    }
+
+    fn trusts_anew(&self) {
+        if let Some(Err(error)) = self.pages.as_ref().map(|pages| pages.keep_anew(&self.file)) {
+            tracing::warn!(
+                "the keeper of the device's pages may report an old failure if this daemon is killed in a flush: {error:#}"
+            );
+        }
+    }
+
+    /// Has a device's pages kept for the next daemon, from now on. While a flush of an earlier daemon is in doubt,
+    /// and no pages were kept from then on, this comes after that is settled.
+    fn keep_pages(&self) {
+        if let Some(Err(error)) = self.pages.as_ref().map(|pages| pages.keep(&self.file)) {
+            tracing::warn!(
+                "nothing keeps the device's pages: if this daemon is killed in a flush, the copy is suspect ({error:#})"
+            );
+        }
+    }
+
+    /// The process ends: no flush begins any more, and those in flight are waited for until `end`. Then the next
+    /// daemon has nothing to compare, and the device is free.
+    pub fn rest(&self, end: Instant) {
+        if self.trust.rests_by(end) && !self.is_suspect() {
+            self.let_go();
+        }
+    }
+
+    /// Its pages are no longer kept: the copy does not serve any more.
+    pub fn let_go(&self) {
+        if let Some(pages) = &self.pages {
+            pages.end();
+        }
     }
 
     /// The number of writes of this volume's sidecar that the data have seen; `None` if the data keep no
@@ -431,6 +509,15 @@ impl Store {
     /// Makes written data durable. After one failed flush none succeeds.
     pub fn flush(&self) -> io::Result<()> {
         self.trust.flush(|| self.writer().sync_data())
+    }
+}
+
+impl Drop for Store {
+    /// Nobody uses it any more, so no flush is in flight. The pages of a suspect copy may have the only current data.
+    fn drop(&mut self) {
+        if !self.is_suspect() {
+            self.let_go();
+        }
     }
 }
 

@@ -186,20 +186,32 @@ impl Store {
                 path.display()
             );
         }
+        let left = match expected.marker.as_ref().filter(|_| is_device).map(Marker::pages) {
+            Some(pages) => pages.left(&file).unwrap_or_else(|error| {
+                tracing::warn!("{}: {error:#}", path.display());
+                None
+            }),
+            None => None,
+        };
         let store = Store::new(file, access, false, expected.belief, expected.marker).map_err(failed)?;
         if let Some(offset) = identity.signed_at() {
             store.signed_at.store(offset, Ordering::Relaxed);
+        }
+        // Pages that are kept from now on say nothing of a flush before.
+        if expected.first == First::Nothing {
+            store.keep_pages();
         }
         if expected.belief == Belief::Sound {
             // Writes of an earlier process may have failed since: this flush then gets the error.
             let flushed = match expected.first {
                 First::Nothing => store.flush(),
-                First::FlushAndCompare => store.flush_and_compare(expected.length, path),
+                First::FlushAndCompare => store.flush_and_compare(expected.length, path, left.as_ref()),
             };
             if let Err(error) = flushed {
                 tracing::error!("{}: {error}", path.display());
             }
         }
+        store.keep_pages();
         Ok(Opened {
             store,
             identity,
@@ -471,7 +483,9 @@ fn finish(
         });
         synced.with_context(|| format!("cannot make {shown} durable"))?;
     }
-    Ok(Store::new(file, Access::Write, is_fresh, Belief::Sound, marker)?)
+    let store = Store::new(file, Access::Write, is_fresh, Belief::Sound, marker)?;
+    store.keep_pages();
+    Ok(store)
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 
 use verbatim_mirror::trust::{self, May};
 use verbatim_mirror::{Extent, Failure, Op};
 
+use super::pages::Pages;
 use super::under_way::UnderWay;
 use crate::faults::{Hook, Point};
 
@@ -46,8 +48,14 @@ impl Marker {
         self.runtime.with_extension("flushing")
     }
 
+    /// The keeper of its device's pages.
+    pub fn pages(&self) -> Pages {
+        Pages::at(self.runtime.with_extension("pages"))
+    }
+
     /// Removes the note: the volume is gone.
     pub fn discard(&self) {
+        self.pages().end();
         // A note that stays means nothing to a later volume.
         let _ = fs::remove_file(self.under_way());
     }
@@ -132,6 +140,8 @@ struct Inner {
     begun: u64,
     /// The last of them that has ended.
     ended: u64,
+    /// The process ends: no other begins.
+    is_over: bool,
 }
 
 /// Trust in an open copy, shared by all its users.
@@ -176,6 +186,7 @@ impl Trust {
                 is_rewritten: belief == Belief::Rewritten,
                 begun: 0,
                 ended: 0,
+                is_over: false,
             }),
             flushed: Condvar::new(),
             marker,
@@ -241,7 +252,8 @@ impl Trust {
             if inner.ended >= wanted {
                 return Ok(());
             }
-            if inner.begun > inner.ended {
+            // Without an answer the client asks the next daemon.
+            if inner.begun > inner.ended || inner.is_over {
                 inner = self.flushed.wait(inner).expect("no panic under this lock");
                 continue;
             }
@@ -258,6 +270,21 @@ impl Trust {
             self.flushed.notify_all();
             synced?;
         }
+    }
+
+    /// The process ends: no flush begins any more. Whether none is in flight before this time.
+    pub fn rests_by(&self, end: Instant) -> bool {
+        let mut inner = self.lock();
+        inner.is_over = true;
+        while inner.begun > inner.ended {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.flushed.wait_timeout(inner, left);
+            inner = waited.expect("no panic under this lock").0;
+        }
+        true
     }
 
     fn is_under_way(&self, is: bool) {
@@ -340,6 +367,35 @@ mod tests {
         // The page cache does not outlive its kernel.
         std::fs::write(marker.under_way(), [b'1'; 64]).expect("written");
         assert!(!marker.was_cut_off(), "of another start of the machine");
+    }
+
+    #[test]
+    fn a_process_that_ends_waits_for_its_flush_and_begins_no_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marker = marker(&folder);
+        let trust = Arc::new(Trust::new(Belief::Sound, Some(marker.clone())));
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let (begins, begun) = std::sync::mpsc::channel();
+        let of = trust.clone();
+        let flush = std::thread::spawn(move || {
+            let end = std::sync::Mutex::new(end);
+            of.flush(|| {
+                begins.send(()).expect("it is awaited");
+                let _ = end.lock().expect("no panic under this lock").recv();
+                Ok(())
+            })
+        });
+        begun.recv().expect("it begins");
+        assert!(!trust.rests_by(Instant::now()), "it is in flight");
+        let of = trust.clone();
+        let (says, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || says.send(of.flush(|| Ok(()))));
+        drop(ends);
+        assert!(trust.rests_by(Instant::now() + std::time::Duration::from_secs(60)));
+        flush.join().expect("it does not panic").expect("flushed");
+        assert!(!marker.was_cut_off(), "nothing is left in doubt");
+        let limit = std::time::Duration::from_millis(50);
+        said.recv_timeout(limit).expect_err("another one has begun");
     }
 
     #[test]

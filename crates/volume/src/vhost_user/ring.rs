@@ -27,6 +27,7 @@ use super::memory::{Lost, Memory, Ram, scatter};
 use super::request::{Asked, ID, Request};
 use crate::room::{Held, Own};
 use crate::volume::{Volume, Wanted};
+use crate::words;
 
 /// Number of answers that are written at the latest, even if more requests wait.
 const TOGETHER: usize = 32;
@@ -438,7 +439,10 @@ impl Work {
             (Asked::Refused(status), _) => (status, Vec::new()),
             (_, Ok(data)) => (OK, data),
             (_, Err(failure)) => {
-                tracing::debug!("a request of a virtual machine fails: {failure:?}");
+                tracing::debug!(
+                    "a request of a virtual machine fails: {}",
+                    words::failure(&failure)
+                );
                 (FAILED, Vec::new())
             }
         };

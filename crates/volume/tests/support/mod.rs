@@ -294,12 +294,17 @@ impl Lab {
 
     /// Paths of the keepers of this host's devices.
     pub fn keepers(&self, host: usize) -> Vec<PathBuf> {
+        self.keepers_of(host, "keeper")
+    }
+
+    /// Paths of this host's keepers, of devices (`keeper`) or of pages (`pages`).
+    pub fn keepers_of(&self, host: usize, of: &str) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.path(host, "run/volumes")) else {
             return Vec::new();
         };
         let paths = entries.map(|entry| entry.expect("it is read").path());
         paths
-            .filter(|path| path.extension().is_some_and(|kind| kind == "keeper"))
+            .filter(|path| path.extension().is_some_and(|kind| kind == of))
             .collect()
     }
 
@@ -409,7 +414,10 @@ impl Drop for Lab {
         for host in 0..NAMES.len() {
             self.kill(host);
             // No daemon follows for the keepers.
-            for path in self.keepers(host) {
+            for path in ["keeper", "pages"]
+                .iter()
+                .flat_map(|of| self.keepers_of(host, of))
+            {
                 if let Some(keeper) = verbatim_keeper::Keeper::find_within(&path, PATIENCE) {
                     keeper.end();
                 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use verbatim_volume::control::{self, Order, Outcome, Row, is_nobody_there};
+use verbatim_volume::control::{self, Order, Row, is_nobody_there};
 
 use super::{Form, Mounted, file_system};
 use crate::instances::freeze;
@@ -160,9 +160,16 @@ impl Disks {
     }
 
     fn row(&self, order: &Order) -> anyhow::Result<Row> {
-        match control::order_now(&self.socket, order, ANSWER_LIMIT)? {
-            Outcome::Volumes(mut rows) if rows.len() == 1 => Ok(rows.remove(0)),
-            other => bail!("the volume daemon answers {other:?}"),
+        let mut rows = control::order_now(&self.socket, order, ANSWER_LIMIT)?.rows()?;
+        match (rows.pop(), rows.len()) {
+            (Some(row), 0) => Ok(row),
+            (None, _) => {
+                bail!("the volume daemon says nothing of it: is it of an earlier release? Start it again")
+            }
+            (Some(_), more) => bail!(
+                "the volume daemon answers for {} volumes, and was asked for one",
+                more + 1
+            ),
         }
     }
 
@@ -327,8 +334,7 @@ impl Disks {
     /// All volumes of the host's daemon; none if there is no daemon.
     pub fn all(&self) -> anyhow::Result<Vec<Row>> {
         match control::order_now(&self.socket, &Order::List, ANSWER_LIMIT) {
-            Ok(Outcome::Volumes(rows)) => Ok(rows),
-            Ok(other) => bail!("the volume daemon answers {other:?}"),
+            Ok(outcome) => outcome.rows(),
             Err(error) if is_nobody_there(&error) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
