@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use verbatim_e2e::{Migration, ROLLED_BACK, TestLab, eventually, left_behind, patience};
 
@@ -28,6 +29,9 @@ pub fn tests() -> Vec<Test> {
         )
         .injecting_faults(),
         Test::new("machines::volumes_daemon_is_away", HOSTS, daemon_is_away)
+            .with_volumes()
+            .only_on_demand(true),
+        Test::new("machines::volumes_copy_is_held_up", HOSTS, copy_is_held_up)
             .with_volumes()
             .only_on_demand(true),
     ]
@@ -168,4 +172,54 @@ fn daemon_is_away(lab: &TestLab) -> anyhow::Result<()> {
         lab.ask(&["stop", name])?;
     }
     Ok(())
+}
+
+/// A volume's copy that comes no further is told beside `verbatim migrate`, with the reason, while the guest writes on; the move ends when the reason has.
+fn copy_is_held_up(lab: &TestLab) -> anyhow::Result<()> {
+    must(lab, "src", &["create", "disk", "--size", "16M"])?;
+    let guest = Guest::start_with(lab, &["--volume", "disk:disable-modern=on"], &[])?;
+    let migrate = lab.verbatim(&[
+        "migrate",
+        NAME,
+        "--to",
+        "dst",
+        "--json-lines",
+        "--max-bandwidth",
+        "4",
+    ])?;
+    let notes = || -> anyhow::Result<String> { migrate.stdout() };
+    eventually("a copy that is under way", patience(LIMIT), || {
+        Ok(notes()?.contains("have still to be copied").then_some(()))
+    })?;
+    let signal = |signal: Signal| -> anyhow::Result<()> {
+        let pid = lab.service_pid("dst", "volumes")?.to_string();
+        let signal = match signal {
+            Signal::STOP => "-STOP",
+            _ => "-CONT",
+        };
+        lab.start_plain("dst", &["kill", signal, &pid])?.succeed(LIMIT)?;
+        Ok(())
+    };
+    signal(Signal::STOP)?;
+    let told = eventually("a copy that is said to come no further", patience(LIMIT), || {
+        let notes = notes()?;
+        let mut lines = notes.lines();
+        Ok(lines
+            .find(|line| line.contains("the copy has come no further for"))
+            .map(str::to_owned))
+    });
+    let counts = guest.counts_on();
+    signal(Signal::CONT)?;
+    let told = told?;
+    ensure!(
+        told.contains("the volume disk: ") && told.contains("verbatim cancel guest"),
+        "{told}"
+    );
+    counts.context("while its copy is held up")?;
+    let ended = migrate.wait(patience(LIMIT * 2))?;
+    ensure!(ended.code == 0, "{}", ended.output());
+    guest.counts_on()?;
+    let row = guest.instance.row()?;
+    ensure!(row.host == "dst", "{row:?}");
+    lab.ask(&["stop", NAME]).map(drop)
 }
