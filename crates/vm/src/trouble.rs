@@ -25,6 +25,15 @@ struct Block {
     qdev: Option<String>,
     #[serde(default)]
     io_status: Option<String>,
+    #[serde(default)]
+    inserted: Option<Inserted>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Inserted {
+    #[serde(default)]
+    node_name: Option<String>,
 }
 
 /// Counters of a disk, by `query-blockstats`.
@@ -53,11 +62,15 @@ impl Machine {
     /// The troubles of its guest, in words; empty if there are none. Failed requests are counted since QEMU
     /// was started.
     pub async fn troubles(&self) -> Result<Vec<String>> {
-        let status = self.status().await?.status;
-        let state = STATES.iter().find(|(name, _)| *name == status);
+        let status = self.status().await?;
+        let state = STATES.iter().find(|(name, _)| *name == status.status);
         let mut troubles: Vec<_> = state.map(|(_, means)| (*means).to_owned()).into_iter().collect();
-        let disks: Vec<Block> = self.qmp().ask("query-block", json!({})).await?;
-        troubles.extend(disks.iter().filter_map(stopped));
+        // A disk's failure that stops a guest stays in the disk's status when the guest goes on (`cont`), if
+        // the disk is one of `-blockdev`.
+        if !status.running {
+            let disks: Vec<Block> = self.qmp().ask("query-block", json!({})).await?;
+            troubles.extend(disks.iter().filter_map(stopped));
+        }
         let counted: Vec<Counted> = self.qmp().ask("query-blockstats", json!({})).await?;
         troubles.extend(counted.iter().filter_map(failed));
         Ok(troubles)
@@ -85,10 +98,12 @@ fn stopped(disk: &Block) -> Option<String> {
         "failed" => "a request has failed",
         _ => return None,
     };
-    Some(format!(
-        "the disk {}: {why}",
-        named(&disk.device, disk.qdev.as_deref(), None)
-    ))
+    let node = disk
+        .inserted
+        .as_ref()
+        .and_then(|inserted| inserted.node_name.as_deref());
+    let name = named(&disk.device, disk.qdev.as_deref(), node);
+    Some(format!("the disk {name}: {why}"))
 }
 
 fn failed(counted: &Counted) -> Option<String> {
@@ -137,9 +152,17 @@ mod tests {
             {"device": "disk", "io-status": "nospace", "locked": false},
             {"device": "a", "io-status": "ok"},
             {"device": "b"},
+            {"device": "", "qdev": "/machine/peripheral-anon/device[0]/virtio-backend", "io-status": "failed",
+             "inserted": {"node-name": "verbatim-disk0", "ro": false}},
         ]);
         let disks: Vec<Block> = serde_json::from_value(disks).unwrap();
         let said: Vec<_> = disks.iter().filter_map(stopped).collect();
-        assert_eq!(said, ["the disk disk: its storage is full"]);
+        assert_eq!(
+            said,
+            [
+                "the disk disk: its storage is full",
+                "the disk verbatim-disk0: a request has failed"
+            ]
+        );
     }
 }

@@ -7,6 +7,7 @@ mod cards;
 mod changed;
 pub(crate) mod devices;
 mod ends;
+mod lost;
 mod memory;
 mod post_copy;
 mod servers;
@@ -62,6 +63,7 @@ pub fn tests() -> Vec<Test> {
     tests.extend(devices::tests());
     tests.extend(memory::tests());
     tests.extend(ends::tests());
+    tests.extend(lost::tests());
     tests.extend(post_copy::tests());
     tests.extend(servers::tests());
     tests.extend(volumes::tests());

@@ -119,6 +119,12 @@ pub struct Hands {
 }
 
 impl Hands {
+    /// Cuts the RAM's file off: its pages cannot be touched any more.
+    #[cfg(test)]
+    pub fn cut_off(&self) {
+        self.ram.set_len(0).expect("it can be cut");
+    }
+
     /// Writes into the RAM, as far as there is some.
     pub fn write(&self, at: u64, bytes: &[u8]) {
         write(&self.ram, at, bytes);
@@ -159,7 +165,10 @@ pub struct Guest {
     volume: Arc<Volume>,
     options: Options,
     hands: Arc<Hands>,
+    /// Addresses of the descriptors, the available ring and the used ring.
+    places: [u64; 3],
     call: File,
+    error: File,
     inflight: Option<Arc<Inflight>>,
     base: u16,
     running: Option<Running>,
@@ -189,7 +198,9 @@ impl Guest {
                 kick: event(),
                 notes,
             }),
+            places: [TABLE, AVAILABLE, USED],
             call: event(),
+            error: event(),
             inflight,
             base: 0,
             running: None,
@@ -208,9 +219,9 @@ impl Guest {
         let mut queue = Queue::new(MAX_SIZE).expect("a size");
         queue.try_set_size(self.options.size).expect("a size");
         let set = [
-            queue.try_set_desc_table_address(GuestAddress(TABLE)),
-            queue.try_set_avail_ring_address(GuestAddress(AVAILABLE)),
-            queue.try_set_used_ring_address(GuestAddress(USED)),
+            queue.try_set_desc_table_address(GuestAddress(self.places[0])),
+            queue.try_set_avail_ring_address(GuestAddress(self.places[1])),
+            queue.try_set_used_ring_address(GuestAddress(self.places[2])),
         ];
         assert!(set.iter().all(Result::is_ok), "they are aligned");
         queue.set_event_idx(self.options.knows_events);
@@ -223,7 +234,7 @@ impl Guest {
         let ends = Ends {
             ram: Mutex::new(self.ram.clone()),
             call: Mutex::new(Some(copy(&self.call))),
-            error: Mutex::new(None),
+            error: Mutex::new(Some(copy(&self.error))),
         };
         Ring {
             index: 0,
@@ -236,6 +247,12 @@ impl Guest {
             id: *b"twenty letters of it",
             is_durable: self.options.is_durable,
         }
+    }
+
+    /// Puts the queue at other addresses, from its next start on.
+    #[cfg(test)]
+    pub fn put(&mut self, places: [u64; 3]) {
+        self.places = places;
     }
 
     /// Starts the ring.
@@ -274,11 +291,31 @@ impl Guest {
     /// # Panics
     /// If it does not.
     pub fn until_called(&self) {
-        let mut ends = [PollFd::new(&self.call, PollFlags::IN)];
-        let limit = rustix::time::Timespec::try_from(PATIENCE).expect("it is short");
-        assert_eq!(poll(&mut ends, Some(&limit)), Ok(1), "there is no answer");
+        assert!(is_written(&self.call, PATIENCE), "there is no answer");
         rustix::io::read(&self.call, &mut [0; 8]).expect("an eventfd is read");
     }
+
+    /// Waits until the front end is told that the ring is broken.
+    ///
+    /// # Panics
+    /// If it is not.
+    #[cfg(test)]
+    pub fn until_broken(&self) {
+        assert!(is_written(&self.error, PATIENCE), "the ring is not broken");
+    }
+
+    /// Whether the front end was told that the ring is broken.
+    #[cfg(test)]
+    pub fn is_broken(&self) -> bool {
+        is_written(&self.error, Duration::ZERO)
+    }
+}
+
+/// Whether an eventfd is written within this time.
+fn is_written(event: &File, limit: Duration) -> bool {
+    let mut ends = [PollFd::new(event, PollFlags::IN)];
+    let limit = rustix::time::Timespec::try_from(limit).expect("it is short");
+    poll(&mut ends, Some(&limit)) == Ok(1)
 }
 
 impl Drop for Guest {

@@ -14,7 +14,7 @@
 //!   results to it.
 //! - [`request`]: a guest's requests, all of which are checked.
 //! - [`memory`]: the guest's memory. [`inflight`]: requests in flight, in a file that outlives this daemon.
-//! - [`hostile`]: a guest that writes anything, for tests.
+//! - [`hostile`]: a guest that writes anything, for tests; `cases`: rings that make no sense, one by one.
 //! - [`config`]: features, and the configuration space. [`length`]: the length of the disk, and the front
 //!   end's knowledge of it.
 //!
@@ -23,6 +23,8 @@
 //! its threads cannot wait for requests that other threads carry out.
 
 mod backend;
+#[cfg(test)]
+mod cases;
 mod config;
 mod connection;
 pub(crate) mod hostile;

@@ -54,7 +54,7 @@ fn set(lab: &TestLab, host: &str, socket: &str) -> anyhow::Result<Vec<Value>> {
 }
 
 /// Starts a move that waits at a point of a host.
-fn waiting_at(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<Running> {
+pub(super) fn waiting_at(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<Running> {
     let reached = lab.path(host, "/run/verbatim/faults.reached")?;
     // Of a move before.
     let (Ok(()) | Err(_)) = std::fs::remove_file(&reached);

@@ -25,6 +25,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::post_copy_rnic_dies", HOSTS, rnic_dies).injecting_faults(),
         Test::new("machines::post_copy_is_undone", HOSTS, is_undone).injecting_faults(),
         Test::new("machines::post_copy_loses_its_source", HOSTS, loses_its_source).injecting_faults(),
+        Test::new("machines::post_copy_source_is_away", HOSTS, source_is_away).injecting_faults(),
         Test::new("machines::post_copy_often", HOSTS, often).only_on_demand(true),
     ]
 }
@@ -279,4 +280,29 @@ fn loses_its_source(lab: &TestLab) -> anyhow::Result<()> {
     let count = guest.count().context("its output")?;
     ensure!(count >= before, "{count} after {before}");
     Ok(())
+}
+
+/// A guest whose last host is away waits, and says for which; its operator can end it. The host gives back what it has kept when it is there again.
+fn source_is_away(lab: &TestLab) -> anyhow::Result<()> {
+    let guest = waits(lab)?;
+    lab.lab().kill("src", "agent")?;
+    lab.order_faults("dst", "")?;
+    let waits_for_it = || -> anyhow::Result<()> {
+        guest.stands_still()?;
+        let row = guest.instance.row()?;
+        ensure!(row.host == "dst" && row.state == "running", "{row:?}");
+        ensure!(row.missing_bytes.is_some_and(|bytes| bytes > 0), "{row:?}");
+        ensure!(row.missing_from.as_deref() == Some("src"), "{row:?}");
+        Ok(())
+    };
+    waits_for_it()?;
+    let shown = lab.verbatim(&["ps"])?.wait(LIMIT)?;
+    ensure!(shown.stdout.contains("src"), "{}", shown.output());
+    // An agent that comes after this one knows it, too, and does not end the guest: the host may come back.
+    lab.restart("dst", "agent")?;
+    eventually("an agent that says so, too", LIMIT, || Ok(waits_for_it().ok()))?;
+    lab.ask(&["stop", NAME])?;
+    ensure!(left_behind(lab, "dst", NAME)?.is_empty());
+    lab.lab().start("src", "agent")?;
+    keeps_nothing(lab, "src")
 }

@@ -99,7 +99,13 @@ impl Source {
             let Some((row, migration)) = row.and_then(|row| Some((row, row.migration.as_ref()?))) else {
                 continue;
             };
-            if let Some(lacking) = migration["lacking_bytes"].as_u64() {
+            if let Some(why) = &row.stalled {
+                self.note(&format!(
+                    "the volume {}: {why} (`verbatim cancel {}` gives the move up)",
+                    row.name,
+                    self.record().name
+                ));
+            } else if let Some(lacking) = migration["lacking_bytes"].as_u64() {
                 self.note(&format!(
                     "the volume {}: {} of {} MiB have still to be copied",
                     row.name,
