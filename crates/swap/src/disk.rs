@@ -267,9 +267,6 @@ impl Disk {
     /// Carries out all consequences of earlier events.
     fn tidy(&mut self) {
         self.check_deadlines();
-        if let Some(copy) = self.drained.take() {
-            self.left(copy);
-        }
         if self.retry.elapsed() >= RETRY {
             self.retry = Instant::now();
             self.event(Event::Retry);
@@ -287,6 +284,10 @@ impl Disk {
             let slot = *self.free.last().expect("there are some");
             if !self.engine.refill(slot, &mut self.actions) {
                 self.act();
+                // Before any other event: the other copy may be lost with the next one.
+                if let Some(copy) = self.drained.take() {
+                    self.left(copy);
+                }
                 break;
             }
             self.free.pop();

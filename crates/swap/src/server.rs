@@ -128,6 +128,7 @@ struct Leases {
 /// Result of a greeting.
 enum Greeted {
     /// The caller has memory: its name of the lease, the token, the number of its connection, and the answer.
+    /// (The answer may be that it is not reached just now.)
     Has(String, Token, u64, ToOwner),
     /// There is no such lease for the caller.
     HasNot(ToOwner),
@@ -288,7 +289,7 @@ impl Server {
         } else if let Err(error) = self.hosts.address(&host) {
             // Clients of volumes have certificates of the same authority.
             Some(format!("{error:#}"))
-        } else if *self.leaving.borrow() {
+        } else if *self.leaving.borrow() && !self.has_for(&greeting) {
             Some(format!(
                 "the memory server of {} is about to end",
                 self.config.name
@@ -320,7 +321,10 @@ impl Server {
                 bail!("{host} is refused: {why}");
             }
         };
-        tracing::info!("{host} has memory for {name}");
+        match &answer {
+            ToOwner::Refused(why) => tracing::warn!("{host} does not reach its memory for {name}: {why}"),
+            _ => tracing::info!("{host} has memory for {name}"),
+        }
         let said = self.attend(stream, &answer, token, visit).await;
         let is_over = said.as_ref().is_ok_and(|goodbye| *goodbye);
         self.unadopt(token, visit);
@@ -392,6 +396,24 @@ impl Server {
                 (ToServer::Lease { .. } | ToServer::Adopt { .. }, _) => bail!("it asks twice"),
                 (message, data) => self.moves(&mut writer, token, visit, message, &data).await?,
             }
+        }
+    }
+
+    /// Whether there may be a lease for this caller already. It is still reached while the server is about to
+    /// end: pages may be there alone.
+    fn has_for(&self, greeting: &ToServer) -> bool {
+        match greeting {
+            ToServer::Lease {
+                host,
+                resume: Some(token),
+                ..
+            } => {
+                let leases = self.lock();
+                leases.of.get(token).is_some_and(|lease| lease.host == *host)
+            }
+            // Makes no lease where there is none.
+            ToServer::Adopt { .. } => true,
+            _ => false,
         }
     }
 
@@ -487,6 +509,11 @@ impl Server {
                 Ok((token, visit, answer))
             }
             (Ok(_), None) => bail!("the owner has called again meanwhile"),
+            // The owner calls again, and finds its pages, unless it has been away for too long by then.
+            (Err(error), Some(_)) if is_kept => {
+                let why = format!("{} cannot connect it: {error:#}", self.config.name);
+                Ok((token, visit, ToOwner::Refused(why)))
+            }
             (Err(error), _) => {
                 let ended = take_lease(&mut leases, token, visit);
                 drop(leases);

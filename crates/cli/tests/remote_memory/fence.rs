@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 use verbatim_far::{Buffer, Connection, Device, Exposed, Options};
@@ -10,7 +11,7 @@ use verbatim_swap::wire::{ToOwner, ToServer, Token, VERSION};
 use verbatim_volume::Hosts;
 use verbatim_volume::wire::{receive, send};
 
-use crate::lab::{Lab, NAMES};
+use crate::lab::{Lab, NAMES, signal};
 
 const BYTES: u64 = 64 << 10;
 const BY: u64 = 7;
@@ -191,4 +192,54 @@ async fn an_offer_that_is_withdrawn_gives_nothing() {
     assert!(matches!(new.hear().await, ToOwner::NotOffered));
     assert!(old.write(1, LONG));
     assert_eq!(old.read(), 1);
+}
+
+/// Pages may be there alone, which their owner has not fetched yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_server_that_is_about_to_end_is_still_reached_by_its_owners() {
+    let mut lab = Lab::new();
+    lab.start_server(1, "4M");
+    let mut old = lease(&lab, 0, None).await.expect("there is memory");
+    assert!(old.write(1, LONG));
+    let mut server = lab.servers[1].take().expect("it runs");
+    signal(&server, Signal::TERM);
+    assert!(matches!(old.hear().await, ToOwner::Leaving));
+    let token = old.token;
+    drop(old);
+    let again = lease(&lab, 0, Some(token)).await;
+    let mut again = again.unwrap_or_else(|said| panic!("{said:?}"));
+    assert_eq!(again.read(), 1);
+    assert!(matches!(again.hear().await, ToOwner::Leaving));
+    // It has memory for nobody else, nor for other leases.
+    for (host, resume) in [(2, None), (0, None), (2, Some(token))] {
+        assert!(matches!(
+            lease(&lab, host, resume).await,
+            Err(ToOwner::Refused(_))
+        ));
+    }
+    again.say(ToServer::Goodbye).await;
+    assert!(server.wait().expect("it ends").success());
+}
+
+/// The owner's RNIC may have been replaced once more meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_connection_that_cannot_be_made_does_not_end_the_lease() {
+    let mut lab = Lab::new();
+    lab.start_server(1, "4M");
+    let mut old = lease(&lab, 0, None).await.expect("there is memory");
+    assert!(old.write(1, LONG));
+    let token = old.token;
+    drop(old);
+    let greeting = |host, end| ToServer::Lease {
+        version: VERSION,
+        host,
+        name: "guest".to_owned(),
+        bytes: BYTES,
+        end: verbatim_far::End { mtu: 0, ..end },
+        resume: Some(token),
+    };
+    assert!(matches!(call(&lab, 0, greeting).await, Err(ToOwner::Refused(_))));
+    let again = lease(&lab, 0, Some(token)).await;
+    let mut again = again.unwrap_or_else(|said| panic!("{said:?}"));
+    assert_eq!((again.token, again.read()), (token, 1));
 }

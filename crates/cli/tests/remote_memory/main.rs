@@ -7,6 +7,7 @@ mod fence;
 mod hands_over;
 mod lab;
 mod moves;
+mod second;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -440,6 +441,17 @@ fn what_cannot_be_had_is_said_clearly() {
     assert!(nobody.contains("there is no host d"), "{nobody}");
     let nowhere = said(&lab, "1M", &["--backup", "file=/nowhere/swap.img"]);
     assert!(nowhere.contains("cannot open /nowhere/swap.img"), "{nowhere}");
+    let path = lab.path(0, "full.img");
+    let small = said(
+        &lab,
+        "1000000G",
+        &["--backup", &format!("file={}", path.display())],
+    );
+    assert!(
+        small.contains("full.img cannot take 1073741824000000 bytes"),
+        "{small}"
+    );
+    assert!(!path.exists(), "a file that is of no use stays");
     let itself = said(&lab, "1M", &["--backup", "mirror=b"]);
     assert!(itself.contains("b cannot stand in for itself"), "{itself}");
     let other = said(&lab, "1M", &["--own-name", "c"]);

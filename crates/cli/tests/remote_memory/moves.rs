@@ -126,7 +126,7 @@ fn work(socket: &Path, trouble: impl FnOnce(&Mutex<Option<PathBuf>>, &dyn Fn(u64
 }
 
 /// Until the source waits for the decision; what the destination is called.
-fn prepare(
+pub fn prepare(
     lab: &mut Lab,
     (from, to): (usize, usize),
     by: u64,
@@ -144,7 +144,7 @@ fn prepare(
     socket
 }
 
-fn settled(by: u64, is_committed: bool) -> Order {
+pub fn settled(by: u64, is_committed: bool) -> Order {
     Order::Settle { by, is_committed }
 }
 

@@ -253,7 +253,7 @@ impl Disk {
             && since.elapsed() >= TAKE_LIMIT
         {
             tracing::error!("no server gives the lease; all that was on the disk is lost");
-            self.begin_here(&Map::lost(self.settings.bytes / PAGE_BYTES));
+            self.begin_here(&Map::lost(self.settings.bytes / PAGE_BYTES), None);
             self.listen_again();
         }
     }
@@ -406,19 +406,19 @@ impl Disk {
         if let Tenure::Arrives { .. } = self.tenure {
             let is_last = self.servers.iter().flatten().all(|server| server.is_ours);
             match map.and_then(|bytes| Map::from_bytes(pages, bytes)) {
-                Some(map) => self.begin_here(&map),
+                Some(map) => self.begin_here(&map, Some(copy)),
                 None if is_last => {
                     tracing::error!(
                         "the lease has ended before it was taken over; all that was on the disk is lost"
                     );
-                    self.begin_here(&Map::lost(pages));
+                    self.begin_here(&Map::lost(pages), Some(copy));
                 }
                 None => {}
             }
         }
         let server = self.servers[copy.index()].as_mut().expect("it is there");
         if map.is_some() && matches!(server.standing, Standing::Up(_)) {
-            self.event(Event::Up { copy, kept: true });
+            self.begins(copy, true);
         } else {
             // The link's next news are the same lease again, or another one.
             self.disconnect(copy);
@@ -430,14 +430,38 @@ impl Disk {
         }
     }
 
-    /// Serves the disk from now on; clients' requests are read when there is a copy.
-    fn begin_here(&mut self, map: &Map) {
+    /// Serves the disk from now on; clients' requests are read when there is a copy. `answered`: the server
+    /// that has given the map, or has said that there is none.
+    fn begin_here(&mut self, map: &Map, answered: Option<Copy>) {
         self.engine = Engine::taken_over(config(self.settings.bytes), map.clone());
         self.tenure = Tenure::Serves;
+        for copy in Copy::BOTH.into_iter().filter(|copy| Some(*copy) != answered) {
+            let Some(server) = self.servers[copy.index()]
+                .as_ref()
+                .filter(|server| server.is_ours)
+            else {
+                continue;
+            };
+            // It has lost the lease that the map is of, and may have given another one meanwhile.
+            let is_down = matches!(server.standing, Standing::Down);
+            self.begins(copy, false);
+            if is_down {
+                self.event(Event::Down { copy });
+            }
+        }
         if self.file.is_some() {
             // The file is new here, and is filled.
             let copy = Copy::Second;
             self.event(Event::Up { copy, kept: false });
+        }
+    }
+
+    /// The engine has this server's memory from now on.
+    fn begins(&mut self, copy: Copy, kept: bool) {
+        self.event(Event::Up { copy, kept });
+        let server = &self.servers[copy.index()];
+        if server.as_ref().is_some_and(|server| server.is_leaving) {
+            self.event(Event::Leaving { copy });
         }
     }
 }
