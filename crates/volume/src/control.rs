@@ -149,13 +149,15 @@ pub enum Order {
         by: AgentSession,
         is_committed: bool,
     },
+    /// Which state folder the daemon has. The answer is a row with nothing else.
+    StateFolder,
 }
 
 impl Order {
     /// The volume that it is about; `None` if it is about all.
     pub fn volume(&self) -> Option<&str> {
         match self {
-            Self::List | Self::Stop { .. } => None,
+            Self::List | Self::Stop { .. } | Self::StateFolder => None,
             Self::Create { name, .. }
             | Self::Accept { name }
             | Self::Place { name, .. }
@@ -237,6 +239,10 @@ pub struct Row {
     /// The reason why its copy makes no progress, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<String>,
+    /// The identity of the daemon's state folder, in the answer to [`Order::StateFolder`], and to [`Order::Settle`] where that has
+    /// no copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_folder: Option<String>,
 }
 
 /// A volume as the disk of a virtual machine by vhost-user-blk.

@@ -17,7 +17,7 @@ mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -204,6 +204,8 @@ struct Daemon {
     orders: Orders,
     /// Notified when the daemon is to end.
     is_over: tokio::sync::Notify,
+    /// The identity of the state folder; `None` where none can be written.
+    state_folder: Option<String>,
     /// It hands its block devices over to the next one: it takes up none any more.
     hands_over: AtomicBool,
 }
@@ -234,6 +236,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         orders: Orders::default(),
         is_over: tokio::sync::Notify::new(),
         hands_over: AtomicBool::new(false),
+        state_folder: identity_of(&config.state_dir),
         config,
     });
     daemon.open_all().await?;
@@ -267,6 +270,38 @@ fn warn_of_missing(config: &Config) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// The identity of a state folder, by which the agent tells it from one that lies where its file system is not mounted. Made for a folder
+/// that has none; `None` where that cannot be.
+fn identity_of(state_dir: &Path) -> Option<String> {
+    let path = state_dir.join(".identity");
+    let read = || {
+        let text = std::fs::read_to_string(&path).ok()?;
+        let text = text.trim();
+        (!text.is_empty() && text.len() <= 64).then(|| text.to_owned())
+    };
+    read().or_else(|| {
+        let made = (|| {
+            // In one piece: a file that is cut off is no identity.
+            let beside = state_dir.join(".identity.new");
+            let file = std::fs::File::create(&beside)?;
+            std::io::Write::write_all(
+                &mut &file,
+                format!("{:032x}\n", rand::random::<u128>()).as_bytes(),
+            )?;
+            file.sync_all()?;
+            std::fs::rename(&beside, &path)?;
+            std::fs::File::open(state_dir)?.sync_all()
+        })();
+        if let Err(error) = made {
+            tracing::warn!(
+                "the state folder {} gets no identity: {error}",
+                state_dir.display()
+            );
+        }
+        read()
+    })
 }
 
 /// Locks the state folder: two daemons with the same volumes would be two copies.
@@ -439,6 +474,7 @@ impl Daemon {
             migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
             by: waits_for(sidecar),
             trouble,
+            state_folder: None,
         })
     }
 }

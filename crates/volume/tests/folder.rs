@@ -5,8 +5,8 @@ mod support;
 use support::client::Client;
 use support::orders::*;
 use support::small::Small;
-use support::{Lab, until};
-use verbatim_volume::control::Order;
+use support::{Lab, PATIENCE, until};
+use verbatim_volume::control::{Order, Outcome, order_now};
 
 /// A folder without others in it. Each file is there at once: a daemon may be looking.
 fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
@@ -196,13 +196,24 @@ fn a_daemon_whose_folder_is_not_mounted_has_not_heard_what_became_of_a_session()
     lab.volume("db", "4M");
     write(&lab, 0, "db", 0, &[7; 4096]);
     hold(&lab, 7);
+    let folder = |lab: &Lab, host: usize| {
+        let socket = lab.path(host, "run/volumes.sock");
+        let rows = order_now(&socket, &Order::StateFolder, PATIENCE).and_then(Outcome::rows);
+        rows.expect("it answers")
+            .remove(0)
+            .state_folder
+            .expect("it has one")
+    };
     for host in [1, 0] {
+        let mounted = folder(&lab, host);
         lab.kill(host);
         std::fs::rename(lab.path(host, "state"), lab.path(host, "unmounted")).expect("renamed");
         lab.start(host, None);
         // The agent takes that for no answer (`session/volumes.rs` there), and says it again.
         let (role, why) = told(&lab, host, true);
         assert_eq!(role, "none");
+        // By that it knows that a session that was rolled back was not heard of either.
+        assert_ne!(folder(&lab, host), mounted);
         assert!(why.contains("is its file system not mounted?"), "{why}");
         let log = lab.log(host);
         assert!(
@@ -213,6 +224,7 @@ fn a_daemon_whose_folder_is_not_mounted_has_not_heard_what_became_of_a_session()
         std::fs::remove_dir_all(lab.path(host, "state")).expect("a daemon has made it");
         std::fs::rename(lab.path(host, "unmounted"), lab.path(host, "state")).expect("renamed");
         lab.start(host, None);
+        assert_eq!(folder(&lab, host), mounted);
         assert_eq!(lab.role(host, "db"), ["held", "ready"][host]);
         assert_eq!(told(&lab, host, true).0, ["moved", "serving"][host]);
     }

@@ -115,7 +115,7 @@ impl Destinations {
     }
 
     async fn make(agent: &Shared, session: u64, record: Record, request: &OpenRequest) -> anyhow::Result<()> {
-        volumes::note(agent, session, Role::Destination, &record)?;
+        volumes::note(agent, session, Role::Destination, &record).await?;
         agent.faults.pass(Point::DestinationOpen).await?;
         let reservation = agent.instances.reserve(record.name.as_str())?;
         if let Some(gone) = agent.instances.get(record.name.as_str()) {

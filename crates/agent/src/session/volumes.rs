@@ -4,8 +4,10 @@
 //! asked for anything, and the note is removed when it has heard: so whichever agent finds the note sees to it, by the journal.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::task::JoinHandle;
@@ -25,6 +27,9 @@ use crate::whole;
 /// The folder of the notes, in the folder of what outlives a restart of the machine.
 const FOLDER: &str = "volumes-that-move";
 
+/// Limit for the volume daemon to say which state folder it has.
+const FOLDER_LIMIT: Duration = Duration::from_secs(5);
+
 /// That a daemon has to be told of a volume what became of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Note {
@@ -34,6 +39,8 @@ struct Note {
     is_swap: bool,
     /// The volume, or the swap disk.
     volume: String,
+    /// The state folder that the volume daemon had when the session began; `None` if it did not say.
+    state_folder: Option<String>,
 }
 
 impl Note {
@@ -63,6 +70,7 @@ impl Note {
             role,
             is_swap,
             volume,
+            state_folder: None,
         })
     }
 }
@@ -72,7 +80,7 @@ fn folder(agent: &Shared) -> PathBuf {
 }
 
 /// Notes that who serves the volumes and swap disks of an instance on this host has to be told what becomes of the session.
-pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow::Result<()> {
+pub async fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow::Result<()> {
     let volumes = record
         .volumes
         .iter()
@@ -85,6 +93,10 @@ pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow
     if all.is_empty() {
         return Ok(());
     }
+    let state_folder = match record.volumes.is_empty() {
+        true => None,
+        false => state_folder(agent).await,
+    };
     let folder = folder(agent);
     let write = || {
         make_private(&folder)?;
@@ -94,8 +106,13 @@ pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow
                 role,
                 is_swap: *is_swap,
                 volume: volume.clone(),
+                state_folder: state_folder.clone().filter(|_| !is_swap),
             };
-            File::create(folder.join(note.name()))?;
+            let file = File::create(folder.join(note.name()))?;
+            if let Some(text) = &note.state_folder {
+                (&file).write_all(text.as_bytes())?;
+                file.sync_all()?;
+            }
         }
         File::open(&folder)?.sync_all()
     };
@@ -104,9 +121,22 @@ pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow
 
 fn notes(agent: &Shared) -> Vec<Note> {
     let entries = std::fs::read_dir(folder(agent)).into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| Note::parse(entry.file_name().to_str()?))
-        .collect()
+    let read = |entry: std::fs::DirEntry| {
+        let mut note = Note::parse(entry.file_name().to_str()?)?;
+        // An earlier release writes nothing into it.
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        note.state_folder = Some(text).filter(|text| !text.is_empty());
+        Some(note)
+    };
+    entries.filter_map(read).collect()
+}
+
+/// Which state folder this host's volume daemon has. One of an earlier release does not say.
+async fn state_folder(agent: &Shared) -> Option<String> {
+    let socket = agent.config.runtime_dir.join(SOCKET_NAME);
+    let asking = control::order(&socket, &Order::StateFolder);
+    let answer = tokio::time::timeout(FOLDER_LIMIT, asking).await.ok()?;
+    answer.ok()?.rows().ok()?.into_iter().next()?.state_folder
 }
 
 /// Tells the daemon of this host, as often as it must, what became of the session. Ends when it has heard all of it.
@@ -181,9 +211,9 @@ fn is_settled(row: Option<&Row>, note: &Note, is_committed: bool) -> anyhow::Res
             row.name,
             row.trouble.as_deref().unwrap_or("no reason is given")
         ),
-        // A destination that was rolled back may never have had a copy. A source had one, and so had a
-        // destination that was committed: it is in another folder than the daemon's present one.
-        "none" if note.role == Role::Source || is_committed => bail!(
+        // A destination that was rolled back may never have had a copy, if its daemon has the folder that it had when the session began.
+        // A source had one, and so had a destination that was committed: it is in another folder than the daemon's present one.
+        "none" if note.role == Role::Source || is_committed || is_elsewhere(row, note) => bail!(
             "the volume daemon has no copy of {}: {}",
             row.name,
             row.trouble
@@ -192,6 +222,11 @@ fn is_settled(row: Option<&Row>, note: &Note, is_committed: bool) -> anyhow::Res
         ),
         _ => Ok(()),
     }
+}
+
+/// Whether the copy may be in another folder than the one that the daemon has now.
+fn is_elsewhere(row: &Row, note: &Note) -> bool {
+    note.state_folder.is_some() && note.state_folder != row.state_folder
 }
 
 /// Tells the process of a swap disk; one that has ended has nothing any more that could be right or wrong.
@@ -267,6 +302,7 @@ mod tests {
                 role,
                 is_swap,
                 volume: volume.to_owned(),
+                state_folder: None,
             };
             assert_eq!(Note::parse(&note.name()), Some(note));
         }
@@ -288,6 +324,7 @@ mod tests {
             role,
             is_swap: false,
             volume: "db".to_owned(),
+            state_folder: None,
         };
         for (of, is_committed) in [Role::Source, Role::Destination]
             .map(|of| [(of, true), (of, false)])
@@ -322,5 +359,44 @@ mod tests {
                 "{of:?} {is_committed}"
             );
         }
+    }
+
+    #[test]
+    fn a_destination_has_not_heard_it_while_its_folder_is_another_one() {
+        let note = |state_folder: Option<&str>| Note {
+            session: 7,
+            role: Role::Destination,
+            is_swap: false,
+            volume: "db".to_owned(),
+            state_folder: state_folder.map(str::to_owned),
+        };
+        let row = |role: &str, state_folder: Option<&str>| Row {
+            name: "db".to_owned(),
+            role: role.to_owned(),
+            state_folder: state_folder.map(str::to_owned),
+            ..Row::default()
+        };
+        let has_heard = |row: Row, note: Note| is_settled(Some(&row), &note, false).is_ok();
+        assert!(
+            has_heard(row("none", Some("a")), note(Some("a"))),
+            "it never had a copy"
+        );
+        assert!(
+            !has_heard(row("none", Some("b")), note(Some("a"))),
+            "that one is not mounted"
+        );
+        assert!(
+            !has_heard(row("none", None), note(Some("a"))),
+            "nor is it known to be"
+        );
+        assert!(
+            has_heard(row("none", Some("b")), note(None)),
+            "an earlier release noted none"
+        );
+        assert!(
+            has_heard(row("gone", Some("b")), note(Some("a"))),
+            "it was deleted"
+        );
+        assert!(has_heard(row("incomplete", None), note(Some("a"))));
     }
 }

@@ -35,6 +35,7 @@ impl Daemon {
     pub async fn carry_out(self: &Arc<Self>, order: Order) -> anyhow::Result<Outcome> {
         match order {
             Order::List => Ok(Outcome::Volumes(self.rows().await)),
+            Order::StateFolder => Ok(self.state_folder()),
             Order::Stop { force } => {
                 self.end_devices(force).await?;
                 Ok(Outcome::Volumes(Vec::new()))
@@ -295,6 +296,14 @@ impl Daemon {
         }
     }
 
+    /// Which state folder this is.
+    fn state_folder(&self) -> Outcome {
+        Outcome::Volumes(vec![Row {
+            state_folder: self.state_folder.clone(),
+            ..Row::default()
+        }])
+    }
+
     /// The answer about a copy that is not here: it was, and was deleted; or the folder has never had it, and another folder may have it.
     fn without_copy(&self, entry: &Entry) -> anyhow::Result<Row> {
         let was_here = !tokio::task::block_in_place(|| entry.folder.left())?.is_empty();
@@ -306,6 +315,7 @@ impl Daemon {
             name: entry.name.clone(),
             role: if was_here { "gone" } else { "none" }.to_owned(),
             trouble: (!was_here).then_some(none),
+            state_folder: self.state_folder.clone(),
             ..Row::default()
         })
     }

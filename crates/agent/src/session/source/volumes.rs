@@ -46,7 +46,7 @@ impl Source {
 
     /// Begins to copy them.
     pub(super) async fn follow_volumes(&self) -> anyhow::Result<()> {
-        note(&self.agent, self.session, Role::Source, self.record())?;
+        note(&self.agent, self.session, Role::Source, self.record()).await?;
         for mounted in self.volumes() {
             let name = &mounted.volume;
             let order = Order::Follow {
