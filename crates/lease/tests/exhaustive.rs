@@ -1,7 +1,7 @@
 //! The engine under a client with a few requests: all orders of requests, ends of I/O, refills, recoveries and
 //! moves to another host, with all placements of up to two faults.
 //!
-//! `VERBATIM_LEASE_FAULTS=3` has three faults, and a client that makes any three requests: some eight minutes of one
+//! `VERBATIM_LEASE_FAULTS=3` has three faults, and a client that makes any three requests: some nine minutes of one
 //! core, and up to 2 GB.
 
 mod worlds;
