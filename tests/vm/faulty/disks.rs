@@ -110,6 +110,11 @@ impl Mapped {
         self.resume()
     }
 
+    /// The table that the device has after it was resumed.
+    pub fn prepare(&self, table: &str) -> anyhow::Result<()> {
+        dmsetup(&["load", &self.name, "--table", table]).map(drop)
+    }
+
     /// Suspends the device: all requests wait from now on.
     pub fn suspend(&self) -> anyhow::Result<()> {
         dmsetup(&["suspend", "--nolockfs", &self.name]).map(drop)

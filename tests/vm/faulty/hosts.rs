@@ -123,6 +123,24 @@ impl Hosts {
         }
     }
 
+    /// Kills a host's daemon, and does not wait: a thread of it may wait for a disk.
+    pub fn strike(&mut self, host: usize) -> anyhow::Result<()> {
+        let child = self.daemons[host].as_mut().context("no daemon runs")?;
+        Ok(child.kill()?)
+    }
+
+    /// Waits until a host's daemon is flushing the case's volume.
+    pub fn wait_for_flush(&self, host: usize) -> anyhow::Result<()> {
+        let note = self
+            .runtime(host)
+            .join("volumes")
+            .join(format!("{VOLUME}.flushing"));
+        eventually("a flush is in flight", LIMIT, || {
+            let note = std::fs::read(&note)?;
+            Ok((note.get(40) == Some(&b'1')).then_some(()))
+        })
+    }
+
     /// Kills a host's daemon, and ends what it leaves for the next one: devices are free.
     pub fn leave(&mut self, host: usize) {
         self.kill(host);

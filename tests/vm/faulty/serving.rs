@@ -22,6 +22,7 @@ pub const ALL: &[Case] = &[
     ("serving::a_hole_cannot_be_read", hole),
     ("serving::as_a_block_device", device),
     ("serving::read_only", read_only),
+    ("serving::killed_in_a_flush_that_fails", killed),
 ];
 
 /// The first host serves the volume from a disk that works so far.
@@ -215,6 +216,34 @@ fn device() -> anyhow::Result<()> {
     file.write_all_at(&patch, 0)?;
     file.sync_all()?;
     expect_same("the medium after all", &story.medium.bytes()?, &story.data)
+}
+
+/// The daemon is killed in a flush, which then fails: only the dead process hears of that. The next daemon finds it by what
+/// the keeper has, and the written data are still there.
+fn killed() -> anyhow::Result<()> {
+    let mut story = Story::begin()?;
+    let mut client = story.hosts.client(0)?;
+    let held = story.disk.hold()?;
+    let half = noise(9, SIZE / 2);
+    write_all(&mut client, &half)?;
+    story.data[..half.len()].copy_from_slice(&half);
+    let flush = std::thread::spawn(move || client.flush());
+    story.hosts.wait_for_flush(0)?;
+    story.hosts.strike(0)?;
+    story.disk.prepare(&writes_fail(&story.medium)?)?;
+    drop(held);
+    story.hosts.kill(0);
+    let flushed = flush.join().expect("it does not panic");
+    ensure!(
+        flushed.is_err(),
+        "a flush was answered by a daemon that was killed in it"
+    );
+    story.disk.load(&whole(&story.medium)?)?;
+    story.hosts.start(0)?;
+    story.is_read_only_here(&mut story.hosts.client(0)?)?;
+    story.hosts.order(0, &["accept", VOLUME])?;
+    story.hosts.expect_suspect(0, false)?;
+    expect_same("the medium after that", &story.medium.bytes()?, &story.data)
 }
 
 /// A device that becomes read-only: a failed write is not reported as durable, and reads go on. They go on
