@@ -65,7 +65,7 @@ pub enum Quirk {
     CommitsDeletedFile,
 }
 
-pub const QUIRKS: [Quirk; 29] = [
+pub const QUIRKS: [Quirk; 30] = [
     Quirk::ComparesWithTheCache,
     Quirk::ForgetsAtReopen,
     Quirk::RetriesWithinTheSession,
