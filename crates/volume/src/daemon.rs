@@ -208,6 +208,8 @@ struct Daemon {
     state_folder: Option<String>,
     /// It hands its block devices over to the next one: it takes up none any more.
     hands_over: AtomicBool,
+    /// No daemon is to come after this one.
+    ends_for_good: AtomicBool,
 }
 
 /// Runs until SIGTERM, SIGINT or an order ends it.
@@ -236,6 +238,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         orders: Orders::default(),
         is_over: tokio::sync::Notify::new(),
         hands_over: AtomicBool::new(false),
+        ends_for_good: AtomicBool::new(false),
         state_folder: identity_of(&config.state_dir),
         config,
     });
@@ -277,31 +280,39 @@ fn warn_of_missing(config: &Config) -> anyhow::Result<()> {
 fn identity_of(state_dir: &Path) -> Option<String> {
     let path = state_dir.join(".identity");
     let read = || {
-        let text = std::fs::read_to_string(&path).ok()?;
+        let text = std::fs::read_to_string(&path)?;
         let text = text.trim();
-        (!text.is_empty() && text.len() <= 64).then(|| text.to_owned())
+        Ok::<_, std::io::Error>((!text.is_empty() && text.len() <= 64).then(|| text.to_owned()))
     };
-    read().or_else(|| {
-        let made = (|| {
-            // In one piece: a file that is cut off is no identity.
-            let beside = state_dir.join(".identity.new");
-            let file = std::fs::File::create(&beside)?;
-            std::io::Write::write_all(
-                &mut &file,
-                format!("{:032x}\n", rand::random::<u128>()).as_bytes(),
-            )?;
-            file.sync_all()?;
-            std::fs::rename(&beside, &path)?;
-            std::fs::File::open(state_dir)?.sync_all()
-        })();
-        if let Err(error) = made {
-            tracing::warn!(
-                "the state folder {} gets no identity: {error}",
-                state_dir.display()
-            );
+    match read() {
+        Ok(Some(identity)) => return Some(identity),
+        Ok(None) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        // It has one, and another would be a lie.
+        Err(error) => {
+            tracing::warn!("the identity of {} cannot be read: {error}", state_dir.display());
+            return None;
         }
-        read()
-    })
+    }
+    let made = (|| {
+        // In one piece: a file that is cut off is no identity.
+        let beside = state_dir.join(".identity.new");
+        let file = std::fs::File::create(&beside)?;
+        std::io::Write::write_all(
+            &mut &file,
+            format!("{:032x}\n", rand::random::<u128>()).as_bytes(),
+        )?;
+        file.sync_all()?;
+        std::fs::rename(&beside, &path)?;
+        std::fs::File::open(state_dir)?.sync_all()
+    })();
+    if let Err(error) = made {
+        tracing::warn!(
+            "the state folder {} gets no identity: {error}",
+            state_dir.display()
+        );
+    }
+    read().ok().flatten()
 }
 
 /// Locks the state folder: two daemons with the same volumes would be two copies.

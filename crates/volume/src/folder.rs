@@ -58,6 +58,9 @@ pub struct Settings {
     /// Where the data are, if not in the folder.
     #[serde(default)]
     pub data: Option<PathBuf>,
+    /// By an operator's word the names of devices tell nothing: another host's may have the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unnamed: bool,
 }
 
 /// Notes on the data of a copy.

@@ -76,11 +76,28 @@ fn two_devices_on_the_same_storage_are_one() {
     is_refused(&lab, Path::new(&one.device), Path::new(&other.device));
     // Names that tell nothing are not looked at, if an operator says so. The signature is another matter.
     lab.order(1, &["delete", "db"]);
+    lab.order(1, &["place", "db", "--data", &other.device, "--unnamed"]);
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("clear its signature"), "{said}");
+    lab.order(1, &["delete", "db"]);
     let spare = lab.path(1, "spare.img");
     let spare_text = spare.to_str().expect("text");
     lab.order(1, &["place", "db", "--data", spare_text]);
     lab.order(0, &["migrate", "db", "--to", "b"]);
     assert_eq!(lab.role(1, "db"), "serving");
+    // The word about the name can be said where a copy is.
+    let said = refused(&lab, 0, &["place", "db", "--data", &one.device]);
+    assert!(said.contains("there is a copy"), "{said}");
+    lab.order(0, &["place", "db", "--data", &one.device, "--unnamed"]);
+    lab.order(1, &["migrate", "db", "--to", "a"]);
+    assert_eq!(lab.role(0, "db"), "serving");
+}
+
+fn refused(lab: &Lab, host: usize, words: &[&str]) -> String {
+    let output = lab.try_order(host, words);
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(!output.status.success(), "{said}\n{}", lab.logs());
+    said
 }
 
 #[test]

@@ -206,6 +206,17 @@ fn a_suspect_copy_in_a_file_is_accepted_when_its_file_system_is_writable_again()
     let lock = |how| rustix::fs::fcntl_lock(&other, how);
     lock(FlockOperation::NonBlockingLockExclusive).expect_err("the daemon has it");
     story.seen.be_read_only(false);
+    // What is served is not what would be found after a restart.
+    let aside = story.file.with_extension("aside");
+    std::fs::rename(&story.file, &aside).expect("renamed");
+    std::fs::write(&story.file, "another file").expect("written");
+    let said = refused(&story.lab, 0, &["accept", "db"]);
+    assert!(
+        said.contains("stays suspect") && said.contains("another file"),
+        "{said}"
+    );
+    assert!(is_suspect(&story.lab, 0));
+    std::fs::rename(&aside, &story.file).expect("renamed");
     story.lab.order(0, &["accept", "db"]);
     assert!(!is_suspect(&story.lab, 0));
     client.write(0, &[1; 512], true).expect("written");

@@ -421,6 +421,12 @@ fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
     let said = refused(&lab, 0, &["accept", "db"]);
     assert!(said.contains("stays suspect"), "{said}");
     assert!(is_suspect(&lab, 0));
+    // The pages would go with the daemon.
+    let said = refused(&lab, 0, &["stop"]);
+    assert!(
+        said.contains("db is suspect") && said.contains("--force"),
+        "{said}"
+    );
     thin.room.resize(MORE_ROOM);
     lab.order(0, &["accept", "db"]);
     assert!(!is_suspect(&lab, 0));

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use super::{Entry, State};
 use crate::store::identity::Identity;
@@ -42,17 +42,21 @@ pub(super) fn is_not_the_sources(
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
-        .open(data)?;
+        .open(data)
+        .with_context(|| format!("cannot open {}", data.display()))?;
     let here = Identity::beside(&file, Some(&theirs.identity))?;
     let Some(sign) = sign_of_same(&theirs.identity, &here, !is_unnamed) else {
         return Ok(());
     };
     let (shown, kind) = (data.display(), if is_device { "device" } else { "file" });
-    let way_out = match is_device {
-        true => {
-            ". If these are two devices that have the same name, `verbatim volume place --unnamed` here says so"
+    let way_out = match (is_device, is_unnamed, here.signed_at()) {
+        (true, false, _) => format!(
+            ". If these are two devices that have the same name, `verbatim volume place NAME --data {shown} --unnamed` here says so"
+        ),
+        (true, true, Some(at)) => {
+            format!(". If this device is a copy of that one, clear its signature: the block at byte {at}")
         }
-        false => "",
+        _ => String::new(),
     };
     bail!(
         "the copy would go onto the volume itself: {shown} here and {} on {from} are the same {kind}, which both hosts see ({sign}). Give the copy \

@@ -383,11 +383,23 @@ impl Daemon {
         // A suspect copy has no other writer.
         let again = store.clone();
         let keeps_room = store.keeps_room(sidecar.length);
+        let path = {
+            let state = entry.state.lock().await;
+            entry.folder.data(&state.settings)
+        };
+        let at = path.clone();
         let written = tokio::task::spawn_blocking(move || {
             again.be_writable()?;
-            again.write_again(sidecar.length, keeps_room)
+            again.is_at(&at)?;
+            again.write_again(sidecar.length, keeps_room)?;
+            again.is_at(&at)
         });
         match written.await? {
+            Err(error) if error.kind() == ErrorKind::NotFound => bail!(
+                "{name} stays suspect: {} is another file than the one that is served, which has no name any more. Nothing is lost as long as this daemon \
+                 runs: `verbatim volume migrate {name} --to HOST --rescue` saves all that can be read",
+                path.display()
+            ),
             Err(error) if error.kind() == ErrorKind::ReadOnlyFilesystem => bail!(
                 "{name} stays suspect: the file system of its data is read-only. Repair its disk and make it writable (`mount -o remount,rw`), and \
                  accept it then; or `verbatim volume migrate {name} --to HOST --rescue` saves all that can be read"
@@ -526,6 +538,7 @@ pub(super) fn nameless(path: &Path, room: Option<Room>) -> String {
 
 /// Removes the file of data that could not become a volume, if they were made by this order. Files of others stay.
 pub(super) fn undo(store: &Store, path: &Path) {
+    store.let_go();
     if store.is_fresh() {
         let _ = std::fs::remove_file(path);
     }

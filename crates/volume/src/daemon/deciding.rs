@@ -480,12 +480,15 @@ impl Daemon {
                 .as_ref()
                 .map(|place| place.data.clone())
                 .or(state.settings.data.clone()),
+            unnamed: place
+                .as_ref()
+                .map_or(state.settings.unnamed, |place| place.is_unnamed),
             ..state.settings.clone()
         };
         // The disk may hang.
         tokio::task::block_in_place(|| {
-            let is_unnamed = place.as_ref().is_some_and(|place| place.is_unnamed);
-            is_not_the_sources(&entry.folder.data(&settings), is_unnamed, &offer.from, about)?;
+            let data = entry.folder.data(&settings);
+            is_not_the_sources(&data, settings.unnamed, &offer.from, about)?;
             if let Some(place) = &place {
                 has_room(&place.data, offer.length, place.is_unnamed)?;
             }

@@ -245,6 +245,10 @@ impl Daemon {
                 tokio::task::block_in_place(|| store.rest(end));
             }
         }
+        if self.ends_for_good.load(Ordering::SeqCst) {
+            // Also those of volumes that were not opened, and of names that are gone.
+            tokio::task::block_in_place(|| pages::end_all(&self.config.runtime_dir));
+        }
     }
 
     /// This process ends, and none follows: nothing is left of any device.
@@ -260,6 +264,17 @@ impl Daemon {
             if let Err(why) = self.is_free(entry, &state) {
                 used.push(format!("{why:#}"));
             }
+            let suspect = state
+                .store
+                .as_ref()
+                .filter(|store| store.is_device() && store.is_suspect());
+            if suspect.is_some() {
+                used.push(format!(
+                    "{0} is suspect, and the pages of its device, which may be the only current data, go with the daemon: `verbatim volume migrate {0} \
+                     --to HOST --rescue`, or `accept` it after a repair",
+                    entry.name
+                ));
+            }
         }
         if !used.is_empty() && !by_force {
             bail!("{}; --force lets go of it all the same", used.join("; "));
@@ -269,11 +284,9 @@ impl Daemon {
                 bail!(is_busy(entry));
             };
             self.end_device(entry, &mut state, "");
-            // Nothing more is flushed of a suspect copy. Of others see `rest`.
-            if let Some(store) = state.store.as_ref().filter(|store| store.is_suspect()) {
-                tokio::task::block_in_place(|| store.let_go());
-            }
         }
+        // Keepers of pages end last, see `rest`.
+        self.ends_for_good.store(true, Ordering::SeqCst);
         Ok(())
     }
 }

@@ -352,6 +352,7 @@ impl Daemon {
         entry.folder.make()?;
         let settings = Settings {
             data,
+            unnamed: how.is_unnamed,
             ..Settings::default()
         };
         entry.folder.write_settings(&settings)?;

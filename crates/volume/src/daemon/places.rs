@@ -11,7 +11,7 @@ use super::data::nameless;
 use super::keeping::{GLANCE, within};
 use super::{Daemon, Entry, State};
 use crate::control::Row;
-use crate::folder::Place;
+use crate::folder::{Place, Settings};
 use crate::store::identity::Identity;
 use crate::store::{Room, is_no_place_of_devices, takes_writes};
 
@@ -21,6 +21,16 @@ impl Daemon {
         let name = &entry.name;
         state.is_known(entry)?;
         if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
+            if place.is_unnamed && state.settings.data.as_ref() == Some(&place.data) {
+                // The same place, and a word about its name.
+                let settings = Settings {
+                    unnamed: true,
+                    ..state.settings.clone()
+                };
+                entry.folder.write_settings(&settings)?;
+                state.settings = settings;
+                return Ok(());
+            }
             bail!(
                 "there is a copy of {name} here, at {}: what moves here goes there; `verbatim volume delete {name}` removes it first",
                 entry.folder.data(&state.settings).display()

@@ -186,6 +186,19 @@ impl Store {
         self.is_device || self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
+    /// An error (`NotFound`) if what is at this path is not what is open.
+    pub fn is_at(&self, path: &Path) -> io::Result<()> {
+        let here = self.file.metadata()?;
+        let is_it = path.metadata().is_ok_and(|there| match self.is_device {
+            true => there.rdev() == here.rdev(),
+            false => (there.dev(), there.ino()) == (here.dev(), here.ino()),
+        });
+        match is_it {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
     /// Writes a signature behind a volume of this length, if there is room for it.
     pub fn sign(&self, length: u64) -> io::Result<Result<Identity, Room>> {
         let offset = match Room::of(&self.file, length)? {
@@ -395,6 +408,15 @@ impl Store {
         if let Some(Err(error)) = self.pages.as_ref().map(|pages| pages.keep_anew(&self.file)) {
             tracing::warn!(
                 "the keeper of the device's pages may report an old failure if this daemon is killed in a flush: {error:#}"
+            );
+        }
+    }
+
+    /// Has a new copy's pages kept: an earlier copy at the same place is nobody's any more.
+    fn keep_new_pages(&self) {
+        if let Some(Err(error)) = self.pages.as_ref().map(|pages| pages.keep_anew(&self.file)) {
+            tracing::warn!(
+                "nothing keeps the device's pages: if this daemon is killed in a flush, the copy is suspect ({error:#})"
             );
         }
     }

@@ -484,7 +484,7 @@ fn finish(
         synced.with_context(|| format!("cannot make {shown} durable"))?;
     }
     let store = Store::new(file, Access::Write, is_fresh, Belief::Sound, marker)?;
-    store.keep_pages();
+    store.keep_new_pages();
     Ok(store)
 }
 
