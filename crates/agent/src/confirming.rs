@@ -397,7 +397,7 @@ fn end(end: QpEnd) -> Endpoint {
 /// What another host's agent asks: do these of this host's queue pairs name the caller's, which name them?
 pub async fn confirm(agent: &Agent, request: LinksRequest) -> anyhow::Result<ConfirmPeersReply> {
     let pairs = pairs_of(request)?;
-    let count = pairs.len();
+    let asked: Vec<_> = pairs.iter().map(|pair| pair.own.gid).collect();
     let standings = match agent
         .confirming
         .rnic
@@ -406,11 +406,20 @@ pub async fn confirm(agent: &Agent, request: LinksRequest) -> anyhow::Result<Con
     {
         Ok(Some(standings)) => standings.into_iter().map(standing_of).collect(),
         // The RNIC here is of an earlier release, or one of the kernel's.
-        Ok(None) => vec![Standing::Foreign; count],
-        Err(_) if !kernel_rnics::all().is_empty() => vec![Standing::Foreign; count],
+        Ok(None) => vec![Standing::Foreign; asked.len()],
         Err(error) => {
             tracing::debug!(error = format!("{error:#}"), "no RNIC to ask");
-            vec![Standing::Unconnected; count]
+            // The kernel's RNICs name nobody. One that hangs, or is about to come back, may have the same address.
+            let kernel_s: Vec<_> = match is_absent(&error) {
+                true => kernel_rnics::all(),
+                false => Vec::new(),
+            };
+            let is_kernel_s = |gid: &[u8; 16]| kernel_s.iter().any(|rnic| rnic.gids.contains(gid));
+            let standing = |gid| match is_kernel_s(gid) {
+                true => Standing::Foreign,
+                false => Standing::Unconnected,
+            };
+            asked.iter().map(standing).collect()
         }
     };
     Ok(ConfirmPeersReply {

@@ -67,8 +67,8 @@ struct Open {
     asked: Option<String>,
     /// The last question.
     number: u64,
-    /// It is among those that wait for their tenant's turn.
-    waits: bool,
+    /// The tenant for whose turn it waits.
+    waits: Option<String>,
     /// There was a no.
     refused: bool,
     /// When a packet from the other end was last a reason to ask.
@@ -120,7 +120,7 @@ impl Confirming {
         self.waiting.clear();
         self.due.clear();
         for (qpn, open) in &mut self.open {
-            (open.asked, open.waits, open.due) = (None, false, Some(now));
+            (open.asked, open.waits, open.due) = (None, None, Some(now));
             self.due.insert((now, *qpn));
         }
     }
@@ -135,7 +135,7 @@ impl Confirming {
             due: None,
             asked: None,
             number: 0,
-            waits: false,
+            waits: None,
             refused: false,
             sign: None,
         };
@@ -151,7 +151,6 @@ impl Confirming {
             (open.refused, open.pause) = (true, FIRST_LATE_PAUSE);
         }
         self.patience.remove(&(now + PATIENCE, qpn));
-        self.schedule(qpn, now + FIRST_LATE_PAUSE);
     }
 
     /// A packet has come from the other end of a queue pair that may not send. Whoever sends it may name this one by now.
@@ -160,7 +159,7 @@ impl Confirming {
             return;
         };
         let lately = |sign: Time| now - sign < SIGN_PAUSE;
-        if open.asked.is_some() || open.waits || open.sign.is_some_and(lately) {
+        if open.asked.is_some() || open.waits.is_some() || open.sign.is_some_and(lately) {
             return;
         }
         open.sign = Some(now);
@@ -175,6 +174,9 @@ impl Confirming {
         let Some(open) = self.open.remove(&qpn) else {
             return;
         };
+        if let Some(tenant) = open.waits {
+            self.waits_no_more(qpn, &tenant);
+        }
         self.patience.remove(&(open.since + PATIENCE, qpn));
         if let Some(due) = open.due {
             self.due.remove(&(due, qpn));
@@ -191,11 +193,25 @@ impl Confirming {
         self.open.get(&qpn).is_some_and(|open| open.refused)
     }
 
-    /// When to ask next, or when the patience with somebody ends.
+    /// When to ask next.
     #[inline]
-    pub fn next(&self) -> Option<Time> {
-        let times = [self.due.first(), self.patience.first()];
-        times.into_iter().flatten().map(|(time, _)| *time).min()
+    pub fn next_question(&self) -> Option<Time> {
+        self.due.first().map(|(time, _)| *time)
+    }
+
+    /// When the patience with somebody ends.
+    #[inline]
+    pub fn next_late(&self) -> Option<Time> {
+        self.patience.first().map(|(time, _)| *time)
+    }
+
+    /// The earlier of both.
+    #[cfg(test)]
+    fn next(&self) -> Option<Time> {
+        [self.next_question(), self.next_late()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// A queue pair that was asked about for so long that its program's own timeouts are to begin.
@@ -237,17 +253,32 @@ impl Confirming {
         }
         let open = self.open.get_mut(&qpn)?;
         if of_tenant >= MOST_OF_TENANT {
-            if !std::mem::replace(&mut open.waits, true) {
+            if open.waits.is_none() {
+                open.waits = Some(tenant.to_owned());
                 let waiting = self.waiting.entry(tenant.to_owned()).or_default();
                 waiting.push_back(qpn);
             }
+            // Whoever was to pass the turn on may be gone.
+            self.schedule(qpn, now + FIRST_LATE_PAUSE);
             return None;
         }
         self.number += 1;
         (open.asked, open.number) = (Some(tenant.to_owned()), self.number);
+        if open.waits.take().is_some() {
+            self.waits_no_more(qpn, tenant);
+        }
         self.under_way.insert(tenant.to_owned(), of_tenant + 1);
         self.schedule(qpn, now + ANSWER_LIMIT);
         Some(self.number)
+    }
+
+    fn waits_no_more(&mut self, qpn: u32, tenant: &str) {
+        if let Some(waiting) = self.waiting.get_mut(tenant) {
+            waiting.retain(|other| *other != qpn);
+            if waiting.is_empty() {
+                self.waiting.remove(tenant);
+            }
+        }
     }
 
     /// A question could not be asked: it is to be at that time.
@@ -274,7 +305,7 @@ impl Confirming {
             let Some((next, open)) = next.and_then(|next| Some((next, self.open.get_mut(&next)?))) else {
                 continue;
             };
-            if std::mem::take(&mut open.waits) {
+            if open.waits.take().is_some() {
                 return self.schedule(next, now);
             }
         }
@@ -484,6 +515,23 @@ mod tests {
     }
 
     #[test]
+    fn whoever_waits_does_not_depend_on_another_that_ends() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        let all = 2 * MOST_OF_TENANT as u32 + 10;
+        for qpn in 0..all {
+            confirming.insert(qpn, other(9), at(0));
+        }
+        asked(&mut confirming, at(0), "a");
+        // One program ends, with those that were asked about and those that had the next turns.
+        for qpn in 0..all - 10 {
+            confirming.remove(qpn, at(1));
+        }
+        assert_eq!(asked(&mut confirming, at(1001), "a").len(), 10);
+        assert!(confirming.waiting.is_empty());
+    }
+
+    #[test]
     fn a_late_answer_counts_for_nothing() {
         let mut confirming = Confirming::default();
         confirming.begin(at(0));
@@ -497,10 +545,10 @@ mod tests {
         assert!(!confirming.is_answer(7, other(9), first));
         assert_eq!(
             (confirming.was_refused(7), confirming.next()),
-            (true, Some(at(1001)))
+            (true, Some(at(1)))
         );
-        confirming.pop_due(at(1001)).unwrap();
-        let second = confirming.take_turn(7, "a", at(1001)).unwrap();
+        confirming.pop_due(at(1)).unwrap();
+        let second = confirming.take_turn(7, "a", at(1)).unwrap();
         assert!(second != first && confirming.is_answer(7, other(9), second));
     }
 
@@ -509,7 +557,9 @@ mod tests {
         let mut confirming = Confirming::default();
         confirming.begin(at(0));
         confirming.insert_refused(7, other(9), at(0));
-        assert_eq!(confirming.next(), Some(at(1000)));
+        assert_eq!(asked(&mut confirming, at(0), "a"), [7]);
+        confirming.judge(7, PeerVerdict::Refused, Confirmation::Denied, at(0));
+        assert_eq!(confirming.next_question(), Some(at(1000)));
         confirming.note_sign(7, at(10));
         assert_eq!(asked(&mut confirming, at(10), "a"), [7]);
         confirming.note_sign(7, at(200));

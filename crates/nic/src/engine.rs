@@ -101,6 +101,10 @@ pub struct Nic {
     captures: Vec<capture::Sink>,
     /// The connection that takes questions about other ends.
     asked: Option<u32>,
+    /// The socket of that connection is full for so long.
+    asked_full_until: Option<Time>,
+    /// Batches that went nowhere.
+    withheld_batches: u64,
     counters: NicCounters,
     stats: StatsWriter,
 }
@@ -194,6 +198,8 @@ impl Nic {
             management_psn: management::first_psn(),
             captures: Vec::new(),
             asked: None,
+            asked_full_until: None,
+            withheld_batches: 0,
             counters: NicCounters::default(),
             stats,
         })
@@ -339,7 +345,7 @@ impl Nic {
             self.timers.next(),
             self.withheld.next(&self.objects),
             self.objects.cm.next_deadline(),
-            self.objects.confirming.next(),
+            self.next_of_peers(),
             self.blocked.until(),
             self.core.next(),
             // Who is blocked is woken when there is room.

@@ -25,13 +25,20 @@ const KEPT_BACK: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 struct Number {
-    /// This end, and another one that it named.
-    ends: Vec<PeerPair>,
+    ends: Vec<End>,
     /// The queue pair is gone since then.
     gone: Option<Time>,
     /// When the other RNICs are told, and how long after that again.
     due: Option<Time>,
     pause: Duration,
+}
+
+/// An end of another RNIC that was told that this one names it.
+#[derive(Debug)]
+struct End {
+    pair: PeerPair,
+    /// It was told since that this one does so no more. It may have been confirmed anew after that.
+    is_told: bool,
 }
 
 /// All numbers that were confirmed to another RNIC.
@@ -55,11 +62,12 @@ impl Named {
             due: None,
             pause: FIRST_PAUSE,
         });
-        if number.ends.contains(&pair) {
+        if let Some(end) = number.ends.iter_mut().find(|end| end.pair == pair) {
+            end.is_told = false;
             return true;
         }
         if number.ends.len() < MOST_OF_NUMBER {
-            number.ends.push(pair);
+            number.ends.push(End { pair, is_told: false });
             return true;
         }
         if number.due.is_none() {
@@ -129,12 +137,11 @@ impl Named {
             Some(_) => None,
             None => current(qpn),
         };
-        let tell: Vec<PeerPair> = number
-            .ends
-            .iter()
-            .filter(|end| Some(**end) != current)
-            .copied()
-            .collect();
+        let mut tell = Vec::new();
+        for end in number.ends.iter_mut().filter(|end| Some(end.pair) != current) {
+            end.is_told = true;
+            tell.push(end.pair);
+        }
         if !tell.is_empty() {
             let pause = number.pause;
             number.pause = (pause * 2).min(LONGEST_PAUSE);
@@ -160,7 +167,7 @@ impl Named {
         let Some(number) = self.numbers.get_mut(&qpn) else {
             return false;
         };
-        number.ends.retain(|end| end != pair);
+        number.ends.retain(|end| end.pair != *pair || !end.is_told);
         if !number.ends.is_empty() {
             return false;
         }
@@ -177,6 +184,17 @@ impl Named {
             self.due.remove(&(due, qpn));
         }
         self.gone -= usize::from(number.gone.is_some());
+    }
+
+    /// Gives up the number that was kept back for the longest time, where no other is left.
+    pub fn give_up_oldest(&mut self) -> Option<u32> {
+        let kept = self
+            .numbers
+            .iter()
+            .filter_map(|(qpn, number)| Some((number.gone?, *qpn)));
+        let (_, qpn) = kept.min()?;
+        self.forget(qpn);
+        Some(qpn)
     }
 
     /// Numbers that are kept back.
@@ -273,6 +291,30 @@ mod tests {
         assert!(!told.contains(&pair(7, 3)));
         assert!(!named.heard(&pair(7, 0)), "the queue pair is there");
         assert!(named.note(pair(7, 99), at(0)));
+    }
+
+    #[test]
+    fn an_end_that_was_confirmed_anew_has_not_heard() {
+        let mut named = Named::default();
+        assert!(named.note(pair(7, 20), at(0)) && named.leave(7, at(0)));
+        assert!(!named.heard(&pair(7, 20)), "it was not told yet");
+        assert!(due(&mut named, at(0), None).is_some());
+        // The same two ends are there again, and the word that the other one had heard comes late.
+        named.take_back(7);
+        assert!(named.note(pair(7, 20), at(1)));
+        assert!(!named.heard(&pair(7, 20)));
+        assert!(named.leave(7, at(2)), "the other end sends to it");
+    }
+
+    #[test]
+    fn the_oldest_number_is_given_up_where_no_other_is_left() {
+        let mut named = Named::default();
+        for (qpn, second) in [(7, 5), (8, 3), (9, 4)] {
+            assert!(named.note(pair(qpn, 20), at(0)) && named.leave(qpn, at(second)));
+        }
+        assert!(named.note(pair(10, 20), at(0)), "a queue pair has it");
+        let given_up: Vec<_> = std::iter::from_fn(|| named.give_up_oldest()).collect();
+        assert_eq!((given_up, named.kept_back()), (vec![8, 9, 7], 0));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use verbatim_device::control::{QpCap, QpClass, QpType};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Counters, Mtu, Qp, QpConfig, Standing, Time, Traffic};
 
-pub use effects::Effects;
+pub use effects::{Effects, Heard};
 pub use host::Surroundings;
 pub use rings::{Rings, Scratch};
 pub use stream::{Stream, Turn};

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use crate::tx::{BatchFull, TxBatch};
 use crate::wire::bth::Bth;
-use crate::wire::migeth::{MIGETH_BYTES, MigrationEth};
+use crate::wire::migeth::{MIGETH_BYTES, MOST_HOPS, MigrationEth};
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::{Head, packet_bytes};
 use crate::{Location, Packet, Qpn, Time};
@@ -84,6 +84,10 @@ impl Forwarding {
         }
         let bytes: &[u8; MIGETH_BYTES] = packet.payload.try_into().ok()?;
         let mut header = MigrationEth::parse(bytes);
+        if header.hops > MOST_HOPS {
+            // It would look like one that nobody has forwarded.
+            return None;
+        }
         header.hops = header.hops.checked_sub(1)?;
         let bth = Bth {
             dest_qpn: to.qpn,

@@ -147,9 +147,9 @@ pub trait Host {
     }
 
     /// A message of the partner's RNIC has come, by the secret that both share: the partner goes on there, and knows that this queue
-    /// pair is its other end.
-    fn partner_is_at(&mut self, partner: &Location) {
-        let _ = partner;
+    /// pair is its other end. `is_direct`: no other RNIC has passed the message on.
+    fn partner_is_at(&mut self, partner: &Location, is_direct: bool) {
+        let _ = (partner, is_direct);
     }
 
     /// So much more has been counted of pause and resume.

@@ -14,7 +14,7 @@ use crate::device::gid;
 use crate::error::Refused;
 use crate::named::Told;
 use crate::objects::Objects;
-use crate::qp::QueuePair;
+use crate::qp::{Heard, QueuePair};
 use crate::requests::address_of;
 
 /// A connection that is between two RNICs is asked about when it runs again.
@@ -45,7 +45,24 @@ impl Nic {
     /// Asks what is to be asked by now.
     #[inline]
     pub(super) fn ask_peers(&mut self, now: Time) {
-        if self.objects.confirming.next().is_some_and(|next| next <= now) {
+        if self
+            .objects
+            .confirming
+            .next_late()
+            .is_some_and(|next| next <= now)
+        {
+            self.lose_patience(now);
+        }
+        if self.asked_full_until.is_some_and(|until| until > now) {
+            return;
+        }
+        self.asked_full_until = None;
+        if self
+            .objects
+            .confirming
+            .next_question()
+            .is_some_and(|next| next <= now)
+        {
             self.ask_due(now);
         }
         if self.objects.named.next().is_some_and(|next| next <= now) {
@@ -53,14 +70,33 @@ impl Nic {
         }
     }
 
+    /// When something is to be asked or told next.
+    #[inline]
+    pub(super) fn next_of_peers(&self) -> Option<Time> {
+        let Objects {
+            confirming, named, ..
+        } = &self.objects;
+        let due = [confirming.next_question(), named.next()]
+            .into_iter()
+            .flatten()
+            .min();
+        // Nothing is asked while the socket is full, whatever is due.
+        let due = due.map(|due| self.asked_full_until.map_or(due, |until| until.max(due)));
+        [due, confirming.next_late()].into_iter().flatten().min()
+    }
+
     #[cold]
-    fn ask_due(&mut self, now: Time) {
+    fn lose_patience(&mut self, now: Time) {
         while let Some(qpn) = self.objects.confirming.pop_late(now) {
             let qp = self.objects.qps.get(qpn);
             if qp.is_some_and(|qp| qp.confirmation == Confirmation::Awaited) {
                 self.confirm(qpn, Confirmation::Denied, now);
             }
         }
+    }
+
+    #[cold]
+    fn ask_due(&mut self, now: Time) {
         while let Some((qpn, other)) = self.objects.confirming.pop_due(now) {
             let found = self.objects.qps.get(qpn);
             let is_so =
@@ -104,6 +140,7 @@ impl Nic {
             if socket.send_now(&PeerNews::Question(question)).is_err() {
                 // Full; or closed, which the control path notices.
                 self.objects.confirming.give_back(qpn, now + WHILE_FULL, now);
+                self.asked_full_until = Some(now + WHILE_FULL);
                 return;
             }
         }
@@ -143,6 +180,7 @@ impl Nic {
         let is_sent = socket.send_now(&PeerNews::Gone(end)).is_ok();
         if !is_sent {
             self.objects.named.schedule(end.own.qpn, now + WHILE_FULL);
+            self.asked_full_until = Some(now + WHILE_FULL);
         }
         is_sent
     }
@@ -236,6 +274,10 @@ impl Nic {
         if qp.pair(pair.own.qpn) != Some(*pair) {
             return PeerStanding::Elsewhere;
         }
+        // Nobody is here who could tell the other one that it is over.
+        if !self.objects.confirming.is_on() {
+            return PeerStanding::Named;
+        }
         match self.objects.named.note(*pair, now) {
             true => PeerStanding::Named,
             false => PeerStanding::Unconnected,
@@ -245,26 +287,36 @@ impl Nic {
     /// Before anybody has a turn to send: what waits in a queue pair's rings goes with that turn, and no timer or doorbell would bring another.
     #[inline]
     pub(super) fn hear_peers(&mut self, now: Time) {
-        for (qpn, partner) in std::mem::take(&mut self.effects.heard_peers) {
-            self.heard_of_peer(qpn, partner, now);
+        for heard in std::mem::take(&mut self.effects.heard_peers) {
+            self.heard_of_peer(&heard, now);
         }
     }
 
-    /// A partner's RNIC has told, by the secret of both, that it is there and knows this queue pair. That is enough to go on; whether the
-    /// other end names this one is asked meanwhile.
-    pub(super) fn heard_of_peer(&mut self, qpn: u32, partner: Location, now: Time) {
+    /// A partner's RNIC has told, by the secret of both, that it is there and knows this queue pair. A program knows its secret, too: so that
+    /// is enough to go on only if the message has come from where the partner says that it is, straight from that RNIC, which speaks of its own
+    /// queue pairs alone. In either case it is asked whether the other end names this one.
+    fn heard_of_peer(&mut self, heard: &Heard, now: Time) {
+        let Heard {
+            qpn,
+            partner,
+            is_direct,
+        } = *heard;
         let found = self.objects.qps.get_mut(qpn);
-        let Some(qp) = found.filter(|qp| qp.other_end() == Some(partner)) else {
+        let Some(qp) = found.filter(|qp| qp.other_end() == Some(partner) && !qp.serves_host) else {
             return;
         };
         if !self.objects.confirming.is_on() {
             return;
         }
-        if !qp.confirmation.is_open() {
-            qp.confirmation = Confirmation::Confirmed;
+        let confirmation = match is_direct {
+            true => Confirmation::Confirmed,
+            false => Confirmation::Awaited,
+        };
+        let before = std::mem::replace(&mut qp.confirmation, confirmation);
+        if is_direct && !before.is_open() {
             qp.transport.restart(now);
-            self.touched.add(qpn, qp);
         }
+        self.touched.add(qpn, qp);
         self.objects.confirming.insert(qpn, partner, now);
     }
 
@@ -305,6 +357,15 @@ impl Nic {
 }
 
 impl Objects {
+    /// A queue pair tells its partner's RNIC that it goes on here. That one sends to it from then on.
+    pub fn names_its_partner(&mut self, qpn: u32, now: Time) {
+        let pair = self.qps.get(qpn).and_then(|qp| qp.pair(qpn));
+        if let Some(pair) = pair.filter(|_| self.confirming.is_on()) {
+            // With too many others on the list the partner asks, and waits.
+            self.named.note(pair, now);
+        }
+    }
+
     /// A queue pair has been given another other end, or none.
     pub fn other_end_changed(&mut self, qpn: u32, before: Option<Location>, now: Time) {
         let Some(qp) = self.qps.get_mut(qpn) else {

@@ -308,5 +308,10 @@ impl Intake<'_> {
         self.lineup.note(qp.class, 1, packet.payload.len());
         let (transport, mut host) = qp.split(shared, self.effects, self.now);
         transport.handle_packet(self.now, packet, &mut host);
+        if packet.info.kind == Kind::Migration {
+            for heard in &mut self.effects.heard_peers {
+                heard.is_direct &= heard.qpn != qpn || heard.partner.address == flow.source().ip();
+            }
+        }
     }
 }

@@ -69,8 +69,8 @@ impl Nic {
             self.pass_on(now)?;
         }
         self.send_management(now)?;
-        let most = self.counters.tx_batches + BATCHES_PER_TURN;
-        while self.counters.tx_batches < most {
+        let most = self.counters.tx_batches + self.withheld_batches + BATCHES_PER_TURN;
+        while self.counters.tx_batches + self.withheld_batches < most {
             let Some(turn) = self.lineup.take(now, self.turns_behind == 0) else {
                 break;
             };
@@ -220,6 +220,7 @@ impl Nic {
             effects,
             touched,
             batch,
+            withheld_batches,
             ..
         } = self;
         let Objects {
@@ -248,6 +249,8 @@ impl Nic {
                 let outcome = transport.poll_transmit(now, &mut host, batch, share);
                 confirming.withheld += u64::from(batch.segments());
                 batch.clear();
+                // It has taken its time all the same.
+                *withheld_batches += 1;
                 match outcome {
                     Transmit::Idle => Served::All,
                     Transmit::Full | Transmit::More => Served::Part,

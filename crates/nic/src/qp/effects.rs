@@ -5,6 +5,16 @@ use std::net::IpAddr;
 use verbatim_device::control::{AsyncEvent, AsyncEventType};
 use verbatim_roce::{Forwarded, Location};
 
+/// A queue pair has heard from its partner by the secret of both.
+#[derive(Debug)]
+pub struct Heard {
+    pub qpn: u32,
+    /// Where the partner is, by its word.
+    pub partner: Location,
+    /// The packet has come from there, and no other RNIC has passed it on.
+    pub is_direct: bool,
+}
+
 #[derive(Debug, Default)]
 pub struct Effects {
     /// Completion queues that overran: their queue pairs go to ERR.
@@ -17,7 +27,7 @@ pub struct Effects {
     pub moved_peers: Vec<(u32, IpAddr)>,
     /// Queue pairs that have heard from their partner by the secret of both, and where it is. They are looked at before anybody has a turn
     /// to send.
-    pub heard_peers: Vec<(u32, Location)>,
+    pub heard_peers: Vec<Heard>,
     /// RESUMEs for queue pairs that have left, and the own address that they came to.
     pub forwarded: Vec<(Forwarded, IpAddr)>,
     /// Asynchronous events, with the contexts to tell.

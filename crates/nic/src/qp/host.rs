@@ -11,7 +11,7 @@ use verbatim_roce::{
     WcStatus,
 };
 
-use super::{Effects, Rings, Route};
+use super::{Effects, Heard, Rings, Route};
 use crate::memory::{BindWanted, Denied, Domain, Region};
 use crate::objects::{News, Shared};
 use crate::wqe::{Sender, send_request, sge_list};
@@ -308,8 +308,12 @@ impl Host for Surroundings<'_> {
         true
     }
 
-    fn partner_is_at(&mut self, partner: &Location) {
-        self.effects.heard_peers.push((self.domain.qpn, *partner));
+    fn partner_is_at(&mut self, partner: &Location, is_direct: bool) {
+        self.effects.heard_peers.push(Heard {
+            qpn: self.domain.qpn,
+            partner: *partner,
+            is_direct,
+        });
     }
 
     fn count_migration(&mut self, counted: &MigrationCounters) {

@@ -101,6 +101,7 @@ impl Desk<'_> {
             return Ok(());
         }
         transport.resume(now);
+        self.objects.names_its_partner(qpn, now);
         self.objects.went_on(qpn, self.effects, now);
         self.changed_qps.push(qpn);
         Ok(())

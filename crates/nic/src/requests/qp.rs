@@ -42,6 +42,11 @@ impl Desk<'_> {
         let limits = &self.device.limits;
         let cap = grant(&wanted.cap, limits.max_qp_wr, wanted.srq.is_some())?;
         context.check_qp(limits.per_program.max_qp)?;
+        if !self.objects.qps.has_room()
+            && let Some(oldest) = self.objects.named.give_up_oldest()
+        {
+            self.objects.qps.give_again(oldest);
+        }
         let qps = &self.objects.qps;
         qps.check(wanted.qpn)
             .map_err(|why| Refused::number("queue pair", wanted.qpn, why))?;

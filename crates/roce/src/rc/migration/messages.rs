@@ -29,6 +29,8 @@ pub(super) struct Received {
     pub message: Message,
     pub counter: Counter,
     pub source: Location,
+    /// No RNIC has passed it on.
+    pub is_direct: bool,
     /// The PSN that the sender's responder expects.
     pub expected: Psn,
 }
@@ -77,6 +79,7 @@ impl Migration {
             message,
             counter: header.counter.into(),
             source: header.source,
+            is_direct: header.hops == MOST_HOPS,
             expected: header.expected,
         })
     }

@@ -237,7 +237,7 @@ impl RcQp {
             }
         }
         self.migration.accepted = received.counter;
-        host.partner_is_at(&received.source);
+        host.partner_is_at(&received.source, received.is_direct);
         true
     }
 
