@@ -321,6 +321,7 @@ mod tests {
     fn a_number_that_is_asked_for_is_not_kept_back_any_more() {
         let mut named = Named::default();
         assert!(named.note(pair(7, 20), at(0)) && named.leave(7, at(0)));
+        assert!(due(&mut named, at(0), None).is_some());
         named.take_back(7);
         assert_eq!(named.kept_back(), 0);
         assert!(!named.heard(&pair(7, 20)), "a queue pair has it");
