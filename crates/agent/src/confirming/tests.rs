@@ -9,8 +9,9 @@ use verbatim_device::control::{Reply, Request};
 use super::*;
 use crate::testing::{Authority, TestHost};
 
-/// Nobody is at the last one.
+/// Nobody is at the last one. Tests run at once, each with hosts of its own.
 const HOSTS: [(&str, &str); 3] = [("a", "127.88.1.1"), ("b", "127.88.1.2"), ("c", "127.88.1.3")];
+const OTHERS: [(&str, &str); 3] = [("a", "127.88.2.1"), ("b", "127.88.2.2"), ("c", "127.88.2.3")];
 
 fn qp_end(address: [u8; 4], qpn: u32) -> QpEnd {
     let gid = std::net::Ipv4Addr::from(address).to_ipv6_mapped().octets();
@@ -54,11 +55,11 @@ fn rnic(path: &Path, standings: HashMap<u32, PeerStanding>) -> Arc<Mutex<Vec<Pee
     asked
 }
 
-async fn hosts() -> (TestHost, TestHost) {
+async fn hosts(hosts: &'static [(&str, &str); 3]) -> (TestHost, TestHost) {
     let authority = Authority::new();
     let at = |address: &str| format!("{address}:{}", crate::PORT).parse().unwrap();
-    let a = TestHost::start(&authority, &HOSTS, "a", at(HOSTS[0].1)).await;
-    let b = TestHost::start(&authority, &HOSTS, "b", at(HOSTS[1].1)).await;
+    let a = TestHost::start(&authority, hosts, "a", at(hosts[0].1)).await;
+    let b = TestHost::start(&authority, hosts, "b", at(hosts[1].1)).await;
     (a, b)
 }
 
@@ -69,7 +70,7 @@ fn verdicts(answers: Vec<PeerAnswer>) -> Vec<PeerVerdict> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_other_host_answers_from_its_own_rnic() {
     use PeerVerdict as V;
-    let (a, b) = hosts().await;
+    let (a, b) = hosts(&HOSTS).await;
     // Without an RNIC there is nothing to be connected to.
     assert_eq!(verdicts(ask(&a.agent, "b", &[question(1)]).await), [V::NotYet]);
     let standings = [
@@ -108,10 +109,10 @@ async fn the_other_host_answers_from_its_own_rnic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_other_host_hears_of_ends_that_are_gone_and_the_rnic_here_that_it_has() {
-    let (a, b) = hosts().await;
+    let (a, b) = hosts(&OTHERS).await;
     let pair = |host, qpn| PeerPair {
-        own: qp_end([127, 88, 1, 1], 7),
-        other: qp_end([127, 88, 1, host], qpn),
+        own: qp_end([127, 88, 2, 1], 7),
+        other: qp_end([127, 88, 2, host], qpn),
     };
     let here = rnic(&a.agent.config.nic_socket(), HashMap::new());
     // Nothing was confirmed to an RNIC that is not there: that host has heard. Of one that nobody can ask nothing is known.
