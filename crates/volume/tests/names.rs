@@ -124,17 +124,20 @@ fn of_two_orders_with_one_file_the_one_that_fails_leaves_it() {
     }
 }
 
-/// A client whose write hangs with the disk. The write fails where the volume is detached before it was begun.
+/// A client whose write hangs with the disk. The daemon has the write when this returns: a detach waits for it.
 fn writer(lab: &Lab, host: usize, volume: &str) -> std::thread::JoinHandle<()> {
     let socket = lab.socket(host, volume);
     let (sender, connected) = std::sync::mpsc::channel();
     let writer = std::thread::spawn(move || {
         let mut client = Client::connect(&socket).expect("it is served");
         client.wait_for_ever();
+        client.begin_write(0, &[7; 4096], true).expect("sent");
         sender.send(()).expect("the test waits");
-        let _ = client.write(0, &[7; 4096], true);
+        let _ = client.answer();
     });
-    connected.recv_timeout(PATIENCE).expect("it is connected");
+    connected
+        .recv_timeout(PATIENCE)
+        .expect("the server has the write");
     writer
 }
 

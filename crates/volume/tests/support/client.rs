@@ -1,6 +1,7 @@
 //! A small NBD client, one request at a time.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -49,6 +50,11 @@ impl Client {
     }
 
     fn request(&mut self, command: u16, flags: u16, offset: u64, length: u32, data: &[u8]) -> io::Result<()> {
+        self.send(command, flags, offset, length, data)?;
+        self.answer()
+    }
+
+    fn send(&mut self, command: u16, flags: u16, offset: u64, length: u32, data: &[u8]) -> io::Result<()> {
         self.cookie += 1;
         let mut request = 0x2560_9513u32.to_be_bytes().to_vec();
         request.extend(flags.to_be_bytes());
@@ -57,7 +63,11 @@ impl Client {
         request.extend(offset.to_be_bytes());
         request.extend(length.to_be_bytes());
         request.extend(data);
-        (&*self.stream).write_all(&request)?;
+        (&*self.stream).write_all(&request)
+    }
+
+    /// The answer to the last request.
+    pub fn answer(&mut self) -> io::Result<()> {
         let mut reply = [0; 16];
         (&*self.stream).read_exact(&mut reply)?;
         assert_eq!(
@@ -78,6 +88,20 @@ impl Client {
 
     pub fn write(&mut self, offset: u64, data: &[u8], is_durable: bool) -> io::Result<()> {
         self.request(1, u16::from(is_durable), offset, data.len() as u32, data)
+    }
+
+    /// Sends a write, and returns when the server has read all of it.
+    #[allow(unsafe_code, reason = "no crate asks a Unix socket this")]
+    pub fn begin_write(&mut self, offset: u64, data: &[u8], is_durable: bool) -> io::Result<()> {
+        self.send(1, u16::from(is_durable), offset, data.len() as u32, data)?;
+        super::until("the server has read the write", || {
+            let mut unread: libc::c_int = 0;
+            // SAFETY: the descriptor is open, and TIOCOUTQ (unix(7): SIOCOUTQ) writes an int.
+            let asked = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &mut unread) };
+            assert_eq!(asked, 0, "{}", io::Error::last_os_error());
+            unread == 0
+        });
+        Ok(())
     }
 
     pub fn flush(&mut self) -> io::Result<()> {

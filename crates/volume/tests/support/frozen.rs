@@ -12,9 +12,18 @@ pub struct Disk {
     is_frozen: bool,
 }
 
-fn run(program: &str, args: &[&Path]) -> bool {
+/// Runs a program; an error is in its words.
+fn run(program: &str, args: &[&Path]) -> Result<(), String> {
     let output = Command::new(program).args(args).output();
-    output.is_ok_and(|output| output.status.success())
+    let output = output.map_err(|error| format!("{program}: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!(
+            "{}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
 }
 
 impl Disk {
@@ -35,9 +44,9 @@ impl Disk {
         let file = std::fs::File::create(&image).expect("a file");
         file.set_len(mib << 20).expect("it has room");
         std::fs::create_dir(&mounted).expect("a folder");
-        assert!(run("mkfs.ext4", &[Path::new("-q"), &image]), "no file system");
+        run("mkfs.ext4", &[Path::new("-q"), &image]).expect("a file system");
         let mount = [Path::new("-o"), Path::new("loop"), &image, &mounted];
-        assert!(run("mount", &mount), "it cannot be mounted");
+        run("mount", &mount).expect("it can be mounted");
         Some(Self {
             folder,
             is_frozen: false,
@@ -55,20 +64,14 @@ impl Disk {
 
     /// Makes writers wait from now on.
     pub fn hang(&mut self) {
-        assert!(
-            run("fsfreeze", &[Path::new("-f"), &self.mounted()]),
-            "it is not frozen"
-        );
+        run("fsfreeze", &[Path::new("-f"), &self.mounted()]).expect("it is frozen");
         self.is_frozen = true;
     }
 
     /// Lets writers go on.
     pub fn go_on(&mut self) {
         if std::mem::take(&mut self.is_frozen) {
-            assert!(
-                run("fsfreeze", &[Path::new("-u"), &self.mounted()]),
-                "it stays frozen"
-            );
+            run("fsfreeze", &[Path::new("-u"), &self.mounted()]).expect("it is thawed");
         }
     }
 }
@@ -76,9 +79,9 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if self.is_frozen {
-            run("fsfreeze", &[Path::new("-u"), &self.mounted()]);
+            let (Ok(()) | Err(_)) = run("fsfreeze", &[Path::new("-u"), &self.mounted()]);
         }
         // A daemon with a file on the disk may end later.
-        run("umount", &[Path::new("-l"), &self.mounted()]);
+        let (Ok(()) | Err(_)) = run("umount", &[Path::new("-l"), &self.mounted()]);
     }
 }
