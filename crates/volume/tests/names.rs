@@ -7,6 +7,7 @@ use std::path::Path;
 use support::client::Client;
 use support::devices::{Loop, can_have_devices};
 use support::frozen::Disk;
+use support::sockets::is_all_read;
 use support::{Lab, PATIENCE, until};
 use verbatim_volume::control::{Order, Outcome, Row, order_now};
 
@@ -131,7 +132,11 @@ fn writer(lab: &Lab, host: usize, volume: &str) -> std::thread::JoinHandle<()> {
     let writer = std::thread::spawn(move || {
         let mut client = Client::connect(&socket).expect("it is served");
         client.wait_for_ever();
-        client.begin_write(0, &[7; 4096], true).expect("sent");
+        client.send_write(0, &[7; 4096], true).expect("sent");
+        let connection = client.connection().upgrade().expect("the client has it");
+        until("the daemon has read the write", || {
+            is_all_read(&connection).expect("a socket")
+        });
         sender.send(()).expect("the test waits");
         let _ = client.answer();
     });

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketType, bind, listen, socket};
-use support::{Lab, silence};
+use support::{Lab, sockets};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use verbatim_volume::Hosts;
@@ -42,8 +42,8 @@ async fn a_connection_ends_when_the_other_host_has_lost_its_power_and_is_back() 
         tokio::time::sleep(PUT_OFF).await;
         // Its kernel knows of the connection no more, and nobody has heard of that.
         let is_silent = match is_the_caller {
-            true => silence::forget(called.get_ref().0),
-            false => silence::forget(accepted.get_ref().0),
+            true => sockets::forget(called.get_ref().0),
+            false => sockets::forget(accepted.get_ref().0),
         };
         if !is_silent {
             eprintln!("skipped: a connection can be forgotten by root only");

@@ -168,5 +168,5 @@ pub fn says(world: &World, session: u8) -> Option<Outcome> {
             Says::Mark(Mark::Closed(outcome)) => Some(outcome),
             _ => None,
         })
-        .last()
+        .next_back()
 }

@@ -1,7 +1,6 @@
 //! A small NBD client, one request at a time.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -90,18 +89,9 @@ impl Client {
         self.request(1, u16::from(is_durable), offset, data.len() as u32, data)
     }
 
-    /// Sends a write, and returns when the server has read all of it.
-    #[allow(unsafe_code, reason = "no crate asks a Unix socket this")]
-    pub fn begin_write(&mut self, offset: u64, data: &[u8], is_durable: bool) -> io::Result<()> {
-        self.send(1, u16::from(is_durable), offset, data.len() as u32, data)?;
-        super::until("the server has read the write", || {
-            let mut unread: libc::c_int = 0;
-            // SAFETY: the descriptor is open, and TIOCOUTQ (unix(7): SIOCOUTQ) writes an int.
-            let asked = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &mut unread) };
-            assert_eq!(asked, 0, "{}", io::Error::last_os_error());
-            unread == 0
-        });
-        Ok(())
+    /// Sends a write; [`Client::answer`] waits for the rest.
+    pub fn send_write(&mut self, offset: u64, data: &[u8], is_durable: bool) -> io::Result<()> {
+        self.send(1, u16::from(is_durable), offset, data.len() as u32, data)
     }
 
     pub fn flush(&mut self) -> io::Result<()> {

@@ -11,9 +11,9 @@ pub mod orders;
 #[allow(unsafe_code, reason = "pages are locked")]
 pub mod pinned;
 pub mod rnic;
-#[allow(unsafe_code, reason = "an option of a socket that no library has")]
-pub mod silence;
 pub mod small;
+#[allow(unsafe_code, reason = "no library asks these of a socket")]
+pub mod sockets;
 pub mod tenant;
 pub mod tls;
 
