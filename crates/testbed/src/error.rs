@@ -57,6 +57,18 @@ pub enum Error {
         /// The last lines of its console.
         console: String,
     },
+    /// Its kernel has died of a fault of QEMU's.
+    #[error(
+        "machine {name} has ended by a fault of QEMU's before version 8.1 (with several emulated processors, one ran an \
+         instruction that another had replaced): start it again, or give it one processor{}",
+        console_end(console)
+    )]
+    Emulator {
+        /// The machine.
+        name: String,
+        /// The last lines of its console.
+        console: String,
+    },
     /// It did not come up in time.
     #[error("machine {name} did not answer within {limit:?}{}", console_end(console))]
     NotReady {

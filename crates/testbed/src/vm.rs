@@ -24,6 +24,8 @@ use verbatim_lab::ProcessId;
 
 /// How long a machine may take to come up: some 8 s are usual under TCG, more if all cores are busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How often a machine is started at most.
+const STARTS: u32 = 3;
 /// How long a command of ours in a machine may take.
 const SETUP_LIMIT: Duration = Duration::from_secs(60);
 
@@ -103,19 +105,34 @@ pub struct Vm {
 impl Vm {
     /// Boots a machine on `network`; returns when it can run commands and its interface is up.
     pub fn boot(config: &VmConfig, network: &Network) -> Result<Self> {
-        let vm = Self::start(config, network, Lifetime::Owned)?;
-        vm.set_up(config)?;
-        Ok(vm)
+        Self::up(config, network, Lifetime::Owned)
     }
 
     /// As [`Self::boot`], but the machine lives on until [`Names::down`].
     pub fn boot_detached(config: &VmConfig, network: &Network) -> Result<VmRecord> {
-        let mut vm = Self::start(config, network, Lifetime::Detached)?;
-        vm.set_up(config)?;
+        let mut vm = Self::up(config, network, Lifetime::Detached)?;
         if let Some(keeper) = vm.keeper.take() {
             keeper.let_go();
         }
         Ok(vm.record.clone())
+    }
+
+    /// A machine that QEMU's translator has ended (see [`Error::Emulator`]) has done nothing yet, and is started again.
+    fn up(config: &VmConfig, network: &Network, lifetime: Lifetime) -> Result<Self> {
+        let once = || {
+            let vm = Self::start(config, network, lifetime)?;
+            vm.set_up(config)?;
+            Ok(vm)
+        };
+        for _ in 1..STARTS {
+            match once() {
+                Err(error @ Error::Emulator { .. }) => {
+                    eprintln!("{error}\nMachine {} starts again.", config.name)
+                }
+                result => return result,
+            }
+        }
+        once()
     }
 
     fn start(config: &VmConfig, network: &Network, lifetime: Lifetime) -> Result<Self> {
