@@ -189,7 +189,7 @@ pub(crate) fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> 
             continue;
         };
         if fs::read_link(entry.path().join("ns/pid")).is_ok_and(|theirs| theirs == namespace)
-            && let Ok(status) = read_text(&entry.path().join("status"))
+            && let Ok(status) = read_text(entry.path().join("status"))
         {
             processes.insert(pid, parse_status(&status));
         }
@@ -204,7 +204,7 @@ fn with_nested(init_pid: i32, mut processes: BTreeMap<i32, Process>) -> io::Resu
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        if let Ok(status) = read_text(&entry.path().join("status")) {
+        if let Ok(status) = read_text(entry.path().join("status")) {
             others.insert(pid, parse_status(&status));
         }
     }

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn every_limit_is_read_as_the_kernel_tells_it() {
         let own = std::process::id();
-        for number in 0..NAMES.len() {
+        for (number, name) in NAMES.iter().enumerate() {
             let mut told = libc::rlimit64 {
                 rlim_cur: 0,
                 rlim_max: 0,
@@ -125,7 +125,7 @@ mod tests {
             let asked = unsafe { libc::prlimit64(0, number as _, std::ptr::null(), &mut told) };
             assert_eq!(asked, 0);
             let read = read(own.into(), number as c_long);
-            assert_eq!(read, Some((told.rlim_cur, told.rlim_max)), "{}", NAMES[number]);
+            assert_eq!(read, Some((told.rlim_cur, told.rlim_max)), "{name}");
         }
         assert_eq!(read(own.into(), NAMES.len() as c_long), None);
     }

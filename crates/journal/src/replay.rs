@@ -73,8 +73,8 @@ impl Chain {
         // Behind a segment that nobody can read, the next one begins with copies of records from before it.
         let behind = |place: (u32, u64)| {
             let lost = segments.get(&place.0).is_none_or(Option::is_none);
-            let later = parts.iter().map(|(segment, _)| *segment);
-            let next = later.filter(|segment| segment.number > place.0).last();
+            let mut later = parts.iter().map(|(segment, _)| *segment);
+            let next = later.rfind(|segment| segment.number > place.0);
             match next.map(|next| (next, next.before)) {
                 Some((next, Before::Place(before))) if lost && before.segment < place.0 => {
                     (next.number, next.whole)

@@ -41,7 +41,7 @@ pub(crate) fn find(netlink: &Netlink, links: &Links, found: &mut Found) -> io::R
     for link in links.all() {
         let (name, kind) = (&link.name, &link.kind);
         if !is_moved(link) {
-            if !(MADE_BY_KERNEL.contains(&name.as_str()) && !link.is_up()) {
+            if !MADE_BY_KERNEL.contains(&name.as_str()) || link.is_up() {
                 let kind = match kind.is_empty() {
                     true => String::new(),
                     false => format!(" ({kind})"),

@@ -242,7 +242,7 @@ fn connections_by_link_local_addresses_are_named() {
             rustix::net::SocketType::DGRAM,
             None,
         );
-        let link = rustix::net::netdevice::name_to_index(&socket.unwrap(), "eth0").unwrap();
+        let link = rustix::net::netdevice::name_to_index(socket.unwrap(), "eth0").unwrap();
         let own = SocketAddrV6::new("fe80::7".parse().unwrap(), 7007, 0, link);
         let listener = TcpListener::bind(own).unwrap();
         let before = read().unwrap().obstacles;

@@ -58,7 +58,7 @@ impl Registration {
         of: impl Fn(&str) -> Vec<Area> + Sync,
     ) -> Result<Settled, Error> {
         let mut mappings = of(text);
-        let mut new = self.new(pagemap, &mappings)?;
+        let mut new = self.unregistered(pagemap, &mappings)?;
         let mut registered = Vec::new();
         if new.len() > MOST_STILL {
             registered.extend(register_all(armed, &new));
@@ -119,13 +119,13 @@ impl Registration {
                 done.insert(range.clone());
             }
         }
-        let mut new = self.new(pagemap, &mappings)?;
+        let mut new = self.unregistered(pagemap, &mappings)?;
         new.retain(|mapping| !done.covers(mapping));
         Ok((mappings, new))
     }
 
     /// Those that are not registered.
-    fn new(&self, pagemap: &File, mappings: &[Area]) -> Result<Vec<Range<u64>>, Error> {
+    fn unregistered(&self, pagemap: &File, mappings: &[Area]) -> Result<Vec<Range<u64>>, Error> {
         let mut new = Vec::new();
         for Area { range, .. } in mappings {
             if !self.is_registered(pagemap, range)? {

@@ -110,7 +110,7 @@ fn plant(root: &Path, seed: i64) -> anyhow::Result<()> {
     std::os::unix::fs::chown(at("old"), Some(33), Some(44))?;
     fs::set_permissions(at("old"), fs::Permissions::from_mode(0o4755))?;
     fs::write(at("none"), "secret")?;
-    fs::set_permissions(at("none"), fs::Permissions::from_mode(0))?;
+    fs::set_permissions(at("none"), fs::Permissions::from_mode(0o000))?;
     fs::write(at("capable"), "content")?;
     // cap_net_raw, permitted and effective.
     let capability = [0x0200_0001u32, 1 << 13, 0, 0, 0].map(u32::to_le_bytes).concat();
@@ -273,6 +273,9 @@ time.sleep(1000)
     says(&instance, "stopped")
 }
 
+/// Makes something that cannot move.
+type Make<'a> = dyn Fn() -> Result<(), rustix::io::Errno> + 'a;
+
 fn what_cannot_be_made_is_refused(lab: &TestLab) -> anyhow::Result<()> {
     let instance = lab.instance("src", "odd", &["sleep", "1000"])?;
     let [tmp, shm] = trees(&instance)?;
@@ -288,7 +291,7 @@ fn what_cannot_be_made_is_refused(lab: &TestLab) -> anyhow::Result<()> {
     };
     let odd = || attribute(&shm.join("odd"), "security.odd", b"x").map_err(|_| rustix::io::Errno::PERM);
     fs::write(shm.join("odd"), "")?;
-    let cases: [(&dyn Fn() -> Result<(), rustix::io::Errno>, PathBuf, &str); 2] = [
+    let cases: [(&Make<'_>, PathBuf, &str); 2] = [
         (&null, tmp.join("d/null"), "tmp/d/null is a device"),
         (
             &odd,

@@ -113,11 +113,11 @@ fn counts_to(instance: &Instance<'_>, word: &str, least: u64) -> anyhow::Result<
     eventually(&format!("{word} {least} of {}", instance.name()), LIMIT, || {
         let output = instance.output()?;
         ensure!(!output.contains("Traceback"), "{output}");
-        let numbers = output.lines().filter_map(|line| {
+        let mut numbers = output.lines().filter_map(|line| {
             let number = line.strip_prefix(word)?.trim().split(' ').next()?;
             number.parse::<u64>().ok()
         });
-        Ok(numbers.last().filter(|number| *number >= least))
+        Ok(numbers.next_back().filter(|number| *number >= least))
     })
     .with_context(|| instance.output().unwrap_or_default())
 }
@@ -128,6 +128,9 @@ fn may_move(lab: &TestLab, name: &str, to: &str) -> anyhow::Result<()> {
     ensure!(said.code == 0, "{}", said.output());
     Ok(())
 }
+
+/// A change of a bundle's configuration.
+type Change<'a> = dyn Fn(&mut Value) + 'a;
 
 /// Root of such a container was root of the host.
 fn a_user_namespace_is_refused(lab: &TestLab) -> anyhow::Result<()> {
@@ -144,7 +147,7 @@ fn a_user_namespace_is_refused(lab: &TestLab) -> anyhow::Result<()> {
     };
     let offsets =
         |spec: &mut Value| spec["linux"]["timeOffsets"] = json!({"boottime": {"secs": 5, "nanosecs": 0}});
-    let cases: [(&dyn Fn(&mut Value), &str); 3] = [
+    let cases: [(&Change<'_>, &str); 3] = [
         (&mapped, "linux.uidMappings"),
         (&namespace, "type user"),
         (&offsets, "linux.timeOffsets"),

@@ -269,7 +269,7 @@ fn files_that_the_destination_lacks(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 /// Begins a deep check that comes to where the instance is frozen and its images are written.
-fn frozen<'l>(lab: &'l TestLab, name: &str, action: &str) -> anyhow::Result<verbatim_e2e::Running> {
+fn frozen(lab: &TestLab, name: &str, action: &str) -> anyhow::Result<verbatim_e2e::Running> {
     let reached = lab.path("src", "/run/verbatim/faults.reached")?;
     let _ = std::fs::remove_file(&reached);
     lab.order_faults("src", &format!("source-deep {action}\n"))?;

@@ -360,7 +360,7 @@ async fn try_dump(
             blockers.push(why);
             deep.log = log.display().to_string();
         }
-        Tried::NotTried(why) => deep.not_tried = why,
+        Tried::Prevented(why) => deep.not_tried = why,
     }
     Ok((deep, needed))
 }

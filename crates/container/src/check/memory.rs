@@ -103,7 +103,7 @@ fn lack_in(folder: &Path, wanted: &Pages) -> Option<String> {
     wanted.iter().find_map(|(kib, pages)| {
         let folder = folder.join(format!("hugepages-{kib}kB"));
         let number = |name: &str| -> u64 {
-            let text = read_text(&folder.join(name)).unwrap_or_default();
+            let text = read_text(folder.join(name)).unwrap_or_default();
             text.trim().parse().unwrap_or(0)
         };
         let reserved = number("resv_hugepages");

@@ -73,9 +73,12 @@ pub(crate) fn are_closing() -> io::Result<bool> {
 /// A segment that is out of order has a client's kernel say what it expects (RFC 9293 §3.10.7.4), and that finds no connection here, so
 /// that this kernel resets it, with the number that the client takes (§3.5.2).
 pub(crate) fn reset(connections: &[Connection]) -> io::Result<()> {
-    let results = connections.iter().map(provoke);
     // All are tried; the error is the first.
-    results.fold(Ok(()), |all, one| all.and(one))
+    let mut all = Ok(());
+    for connection in connections {
+        all = all.and(provoke(connection));
+    }
+    all
 }
 
 fn provoke(connection: &Connection) -> io::Result<()> {

@@ -65,7 +65,7 @@ pub async fn migrate(
         }
         Some((Tried::Fine(files), _)) => files,
         // What came in between is told by the attempt, if it is still there.
-        Some((Tried::NotTried(why), _)) => {
+        Some((Tried::Prevented(why), _)) => {
             tracing::info!(
                 instance = instance.name(),
                 why,

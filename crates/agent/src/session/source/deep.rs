@@ -71,7 +71,7 @@ pub enum Tried {
         log: PathBuf,
     },
     /// Something else came in between, which does not say that a migration would fail.
-    NotTried(String),
+    Prevented(String),
 }
 
 /// Tries the dump of an instance that nobody moves.
@@ -203,17 +203,17 @@ fn judge(failure: &Failure, instance: &Instance, log: &Path) -> Tried {
     let error = match failure {
         Failure::Error(error) => error,
         Failure::Changed => {
-            return Tried::NotTried("the program changed its verbs objects meanwhile".to_owned());
+            return Tried::Prevented("the program changed its verbs objects meanwhile".to_owned());
         }
-        Failure::CannotPause(why) => return Tried::NotTried(why.clone()),
+        Failure::CannotPause(why) => return Tried::Prevented(why.clone()),
     };
     let complaint = error
         .downcast_ref::<verbatim_container::Error>()
         .and_then(verbatim_container::Error::complaint);
     let why = match complaint {
         Some(complaint) if !complaint.passes => complaint.why,
-        Some(complaint) => return Tried::NotTried(complaint.why),
-        None => return Tried::NotTried(format!("{error:#}")),
+        Some(complaint) => return Tried::Prevented(complaint.why),
+        None => return Tried::Prevented(format!("{error:#}")),
     };
     let kept = instance.home.paths.work.join(LOG);
     let log = match std::fs::copy(log, &kept) {
