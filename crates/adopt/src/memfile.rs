@@ -11,11 +11,12 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, fstat, fstatfs, ftruncate, memfd_create, open,
     unlink,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
 
 use crate::error::AdoptError;
 use crate::maps::FileId;
+use crate::pages::CHUNK_BYTES;
 use crate::sys::kept::KeptFd;
 
 /// `f_type` of tmpfs (statfs(2)).
@@ -27,6 +28,15 @@ pub struct MemFile {
     /// For a file without a name: what messages call it.
     path: PathBuf,
     place: Place,
+}
+
+/// What a range of the file has from [`MemFile::reserve`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserved {
+    /// All that it needs.
+    Pages,
+    /// [`MemFile::fill`] is still to come.
+    Length,
 }
 
 #[derive(Debug)]
@@ -153,10 +163,9 @@ impl MemFile {
 
     /// Makes sure that every page of the range can be written to later, by a store as well: a store into a hole of a
     /// full tmpfs would end the program with SIGBUS. Where the file system has a limit, all pages are allocated now
-    /// (`ibv_reg_mr` allocates and pins them on hardware, too); tmpfs does not clear them before their first use, and
-    /// `SEEK_DATA` passes over them. On a tmpfs without a limit (`size=0`) a hole is as good as untouched anonymous
-    /// memory, and stays one.
-    pub fn reserve(&self, file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), AdoptError> {
+    /// (`ibv_reg_mr` allocates and pins them on hardware, too). On a tmpfs without a limit (`size=0`) the file only gets its
+    /// length: pages come with [`MemFile::fill`], a part at a time, so that they are not there twice while a region moves in.
+    pub fn reserve(&self, file: BorrowedFd<'_>, range: Range<u64>) -> Result<Reserved, AdoptError> {
         // Beyond this limit the kernel sends SIGXFSZ.
         if getrlimit(Resource::Fsize)
             .current
@@ -167,23 +176,29 @@ impl MemFile {
                 bytes: range.end,
             });
         }
-        let length = range.end - range.start;
-        let reserved = if is_unlimited(file) {
-            fstat(file).and_then(|stat| match stat.st_size.cast_unsigned() < range.end {
-                true => ftruncate(file, range.end),
-                false => Ok(()),
-            })
-        } else {
-            fallocate(file, FallocateFlags::empty(), range.start, length)
-        };
-        match reserved {
-            Ok(()) => Ok(()),
-            Err(Errno::NOSPC | Errno::DQUOT | Errno::NOMEM) => Err(AdoptError::Full {
-                path: self.path.clone(),
-                bytes: length,
-            }),
-            Err(error) => Err(self.error(error)),
+        let lengthened = fstat(file).and_then(|stat| match stat.st_size.cast_unsigned() < range.end {
+            true => ftruncate(file, range.end),
+            false => Ok(()),
+        });
+        lengthened.map_err(|error| self.error(error))?;
+        if is_unlimited(file) {
+            return Ok(Reserved::Length);
         }
+        let length = range.end - range.start;
+        range
+            .clone()
+            .step_by(CHUNK_BYTES)
+            .try_for_each(|start| allocate(file, start..range.end.min(start + CHUNK_BYTES as u64)))
+            .map_err(|error| self.lacking(error, length))?;
+        Ok(Reserved::Pages)
+    }
+
+    /// Allocates the pages of a range that has its length only. This process does it, in its cgroup: a page of a hole would otherwise be
+    /// allocated by the RNIC, for a partner's write. tmpfs does not clear such pages before their first use, and `SEEK_DATA` passes
+    /// over them; a second call would clear them all.
+    pub fn fill(&self, file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), AdoptError> {
+        let length = range.end - range.start;
+        allocate(file, range).map_err(|error| self.lacking(error, length))
     }
 
     /// Gives the range's memory back to the system and makes it read as zeros. False if that fails.
@@ -192,12 +207,36 @@ impl MemFile {
         range.is_empty() || fallocate(file, flags, range.start, range.end - range.start).is_ok()
     }
 
+    /// The error of a call that wanted so many bytes of memory.
+    fn lacking(&self, error: Errno, bytes: u64) -> AdoptError {
+        match error {
+            Errno::NOSPC | Errno::DQUOT | Errno::NOMEM => AdoptError::Full {
+                path: self.path.clone(),
+                bytes,
+            },
+            error => self.error(error),
+        }
+    }
+
     fn error(&self, error: Errno) -> AdoptError {
         AdoptError::File {
             path: self.path.clone(),
             source: error.into(),
         }
     }
+}
+
+/// Allocates the pages of a range within the file's length, which is short: most kernels let a freezer or a stop interrupt the call,
+/// which then takes back what it has allocated.
+fn allocate(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), Errno> {
+    retry_on_intr(|| {
+        fallocate(
+            file,
+            FallocateFlags::KEEP_SIZE,
+            range.start,
+            range.end - range.start,
+        )
+    })
 }
 
 /// Whether the file is on a tmpfs that never runs full: neither by its size nor by strict accounting of memory.

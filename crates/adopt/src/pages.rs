@@ -4,6 +4,21 @@ use std::ops::Range;
 
 use crate::error::AdoptError;
 
+/// How much is in transit at once, in bytes: what a thread waits for at most, about a millisecond. A whole huge page,
+/// so that none is torn apart.
+pub const CHUNK_BYTES: usize = 2 << 20;
+
+/// Divides a range at multiples of [`CHUNK_BYTES`].
+pub fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let end = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(range.end);
+        let chunk = at..end;
+        at = end;
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
 /// The page size in bytes.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()

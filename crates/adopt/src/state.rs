@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use crate::error::AdoptError;
 use crate::look::Look;
-use crate::memfile::MemFile;
-use crate::pages;
+use crate::memfile::{MemFile, Reserved};
+use crate::pages::{self, chunks};
 use crate::plan::{self, Kind, Piece};
 use crate::region::{Adoption, Backing, Options, Token};
 use crate::space::Space;
@@ -20,10 +20,6 @@ use crate::sys::uffd::{self, KeptUserfaultfd, Userfaultfd};
 use crate::threads;
 
 use self::release::Leftovers;
-
-/// How much is in transit at once, in bytes: what a thread waits for at most, about a millisecond. A whole huge page,
-/// so that none is torn apart.
-pub(crate) const CHUNK_BYTES: usize = 2 << 20;
 
 /// Everything behind the lock of an [`crate::Adopter`].
 #[derive(Debug)]
@@ -47,6 +43,9 @@ pub struct State {
     pub(crate) look: Option<Look>,
     closed: bool,
 }
+
+/// Where in the file a piece goes, and what the file has there.
+type Place = (Range<u64>, Reserved);
 
 /// How other threads are kept away from pages in transit.
 pub(crate) enum Keeper {
@@ -210,7 +209,7 @@ impl State {
         &mut self,
         opened: BorrowedFd<'_>,
         pieces: &[Piece],
-    ) -> Result<Vec<Option<Range<u64>>>, AdoptError> {
+    ) -> Result<Vec<Option<Place>>, AdoptError> {
         let mut places = Vec::with_capacity(pieces.len());
         for piece in pieces {
             if !matches!(piece.kind, Kind::Movable(_)) {
@@ -224,12 +223,16 @@ impl State {
                 place = self.space.allocate(piece.range.len() as u64);
                 reserved = self.file.as_ref().map(|file| file.reserve(opened, place.clone()));
             }
-            places.push(Some(place));
-            if let Some(Err(error)) = reserved {
-                for place in places.into_iter().flatten() {
-                    self.vacate(opened, place);
+            match reserved {
+                Some(Ok(reserved)) => places.push(Some((place, reserved))),
+                Some(Err(error)) => {
+                    let made = places.into_iter().flatten().map(|(place, _)| place);
+                    for place in made.chain([place]) {
+                        self.vacate(opened, place);
+                    }
+                    return Err(error);
                 }
-                return Err(error);
+                None => places.push(None),
             }
         }
         Ok(places)
@@ -239,7 +242,7 @@ impl State {
     fn move_in(
         &mut self,
         piece: &Piece,
-        place: Range<u64>,
+        (place, reserved): Place,
         opened: BorrowedFd<'_>,
         keeper: &Keeper,
     ) -> Option<Range<u64>> {
@@ -250,6 +253,12 @@ impl State {
         let pagemap = pagemap.as_ref().map(AsFd::as_fd);
         let mut done = place.start;
         for chunk in chunks(piece.range.clone()) {
+            // What gets no pages stays where it is: the RNIC reaches it through this process, on whose account it then is.
+            let pages = done..done + chunk.len() as u64;
+            let fills = |file: &MemFile| file.fill(opened, pages).is_ok();
+            if reserved == Reserved::Length && !self.file.as_ref().is_some_and(fills) {
+                break;
+            }
             if swap::move_in(chunk.clone(), opened, done, keeper.as_ref(), pagemap, attributes).is_err() {
                 break;
             }
@@ -320,15 +329,4 @@ impl Adoption {
         }
         self.segments.push((range, backing));
     }
-}
-
-/// Divides a range at multiples of [`CHUNK_BYTES`].
-pub(crate) fn chunks(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let mut at = range.start;
-    std::iter::from_fn(move || {
-        let end = ((at / CHUNK_BYTES + 1) * CHUNK_BYTES).min(range.end);
-        let chunk = at..end;
-        at = end;
-        (!chunk.is_empty()).then_some(chunk)
-    })
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::maps::{self, FileId, Mapping};
-use crate::pages::{overlap, page_bytes};
+use crate::pages::{CHUNK_BYTES, chunks, overlap, page_bytes};
 use crate::plan::is_off_limits;
 use crate::region::{Released, Token};
 use crate::spans::Piece;
@@ -17,7 +17,7 @@ use crate::sys::swap::{self, Attributes};
 use crate::sys::uffd;
 use crate::threads;
 
-use super::{CHUNK_BYTES, Keeper, State, chunks};
+use super::{Keeper, State};
 
 /// How often something smaller than [`CHUNK_BYTES`] may be returned out of the middle of a mapping. The kernel does not
 /// join such pages with their neighbours again, and a process has a limit of mappings (`vm.max_map_count`), so further ones
