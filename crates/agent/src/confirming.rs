@@ -242,7 +242,7 @@ fn foreign(agent: &Agent, question: &PeerQuestion) -> PeerVerdict {
             tenant = question.tenant,
             qpn = question.pair.own.qpn,
             address = %address_of(&question.pair.other.gid),
-            "a queue pair is connected to an address that --confirm-peers names, and no host has it: nothing of it is sent"
+            "a queue pair is connected to an address that --confirm-peers names, and no host has it: new connections there send nothing"
         );
     }
     PeerVerdict::NotYet
@@ -255,8 +255,8 @@ fn unknown_host(agent: &Agent, question: &PeerQuestion, error: &anyhow::Error) -
             tenant = question.tenant,
             qpn = question.pair.own.qpn,
             error = format!("{error:#}"),
-            "a queue pair is connected to an address that may be another host's, which cannot be asked: nothing of it is sent; start \
-             the agent there, take that host off the list, or name the networks of the hosts by --confirm-peers"
+            "a queue pair is connected to an address that may be another host's, which cannot be asked: new connections there send \
+             nothing; start the agent there, take that host off the list, or name the networks of the hosts by --confirm-peers"
         );
     }
     PeerVerdict::NotYet

@@ -1,9 +1,9 @@
 //! Which queue pairs wait until their other end is known to name them, and when to ask.
 //!
-//! A reliable connection to another host sends nothing before the other host has confirmed it; from then on it costs nothing, until its
-//! other end is another one. No I/O here: [`crate::engine`] asks, and says what came of it.
+//! A reliable connection to another host sends nothing before the other host has confirmed it. From then on it sends, and the other host is
+//! asked again now and then whether that still holds: only a no ends it. No I/O here: [`crate::engine`] asks, and says what came of it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -29,6 +29,22 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const MOST_OF_TENANT: usize = 256;
 const LEAST_OF_TENANT: usize = 16;
 const MOST: usize = 4096;
+
+/// Those about what is confirmed are counted by themselves: these are under way in all. A host that does not answer holds up many of them.
+const MOST_CONFIRMED: usize = 1024;
+
+/// What is confirmed is asked again after this time and at most so much more, another time for each queue pair: the other RNIC may have been
+/// started anew, and its number may be another queue pair's. Thousands of them come in rows of those of one second, so that an agent
+/// asks about many at once.
+const CONFIRMED_PAUSE: Duration = Duration::from_secs(45);
+const CONFIRMED_SPREAD: Duration = Duration::from_secs(30);
+const ROW: Duration = Duration::from_secs(1);
+
+/// What is confirmed is asked again within this time where there is a reason: a new agent, or a confirmed queue pair at the same host that
+/// names its other end no more. A host is doubted so often at most: a tenant with ends at both hosts can be the reason as often as it likes,
+/// and all others' connections there are asked about.
+const DOUBT_SPREAD: Duration = Duration::from_secs(4);
+const DOUBT_PAUSE: Duration = CONFIRMED_PAUSE;
 
 /// A packet from the other end is a sign that it names this one: one question more, at most so often.
 const SIGN_PAUSE: Duration = Duration::from_millis(100);
@@ -63,16 +79,36 @@ struct Open {
     pause: Duration,
     /// When it comes up in [`Confirming::due`].
     due: Option<Time>,
+    /// The other end names it, and is asked again now and then whether it still does.
+    confirmed: bool,
     /// Whose question is under way.
-    asked: Option<String>,
+    asked: Option<Asker>,
     /// The last question.
     number: u64,
-    /// The tenant for whose turn it waits.
-    waits: Option<String>,
+    /// For whose turn it waits, and its place in [`Confirming::waiting`].
+    waits: Option<(Asker, u64)>,
     /// There was a no.
     refused: bool,
     /// When a packet from the other end was last a reason to ask.
     sign: Option<Time>,
+}
+
+/// Whose questions are counted together. A tenant's questions about what is confirmed are counted by themselves: no new connection of
+/// its own keeps them waiting, nor the other way round.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Asker {
+    tenant: String,
+    confirmed: bool,
+}
+
+impl Asker {
+    /// So many questions of that kind are under way in all.
+    fn most(&self) -> usize {
+        match self.confirmed {
+            true => MOST_CONFIRMED,
+            false => MOST,
+        }
+    }
 }
 
 /// What to do after an answer.
@@ -96,9 +132,17 @@ pub struct Confirming {
     /// When the patience with each that waits ends, whether or not anybody answers.
     patience: BTreeSet<(Time, u32)>,
     /// How many questions of each tenant are under way.
-    under_way: HashMap<String, usize>,
-    /// Those of tenants that have as many under way as they may.
-    waiting: HashMap<String, VecDeque<u32>>,
+    under_way: HashMap<Asker, usize>,
+    /// The same in all: about what is not confirmed, and about what is.
+    in_all: [usize; 2],
+    /// Those of tenants that have as many under way as they may, in the order in which they came.
+    waiting: HashMap<Asker, BTreeMap<u64, u32>>,
+    /// The last place among those that wait.
+    place: u64,
+    /// How many of the queue pairs are confirmed, and only asked about again.
+    settled: usize,
+    /// Hosts whose confirmations are all asked again, and since when.
+    doubted: HashMap<IpAddr, Time>,
     /// Questions that were ever asked.
     number: u64,
     confirmed: u64,
@@ -117,11 +161,18 @@ impl Confirming {
     pub fn begin(&mut self, now: Time) {
         self.on = true;
         self.under_way.clear();
+        self.in_all = [0; 2];
         self.waiting.clear();
         self.due.clear();
         for (qpn, open) in &mut self.open {
-            (open.asked, open.waits, open.due) = (None, None, Some(now));
-            self.due.insert((now, *qpn));
+            let mut at = now;
+            if open.confirmed {
+                // It holds meanwhile, and takes no part in the rush.
+                at = row(now + spread(DOUBT_SPREAD, *qpn, open.number));
+                open.pause = FIRST_LATE_PAUSE;
+            }
+            (open.asked, open.waits, open.due) = (None, None, Some(at));
+            self.due.insert((at, *qpn));
         }
     }
 
@@ -133,6 +184,7 @@ impl Confirming {
             since: now,
             pause: FIRST_PAUSE,
             due: None,
+            confirmed: false,
             asked: None,
             number: 0,
             waits: None,
@@ -159,7 +211,7 @@ impl Confirming {
             return;
         };
         let lately = |sign: Time| now - sign < SIGN_PAUSE;
-        if open.asked.is_some() || open.waits.is_some() || open.sign.is_some_and(lately) {
+        if open.confirmed || open.asked.is_some() || open.waits.is_some() || open.sign.is_some_and(lately) {
             return;
         }
         open.sign = Some(now);
@@ -174,9 +226,10 @@ impl Confirming {
         let Some(open) = self.open.remove(&qpn) else {
             return;
         };
-        if let Some(tenant) = open.waits {
-            self.waits_no_more(qpn, &tenant);
+        if let Some((asker, place)) = open.waits {
+            self.waits_no_more(&asker, place);
         }
+        self.settled -= usize::from(open.confirmed);
         self.patience.remove(&(open.since + PATIENCE, qpn));
         if let Some(due) = open.due {
             self.due.remove(&(due, qpn));
@@ -243,71 +296,89 @@ impl Confirming {
         self.due.insert((at, qpn));
     }
 
+    /// Cannot be asked now: it comes up again after this pause. What is confirmed holds meanwhile, and comes up more and more rarely, however
+    /// many there are.
+    pub fn put_off(&mut self, qpn: u32, pause: Duration, now: Time) {
+        let Some(open) = self.open.get_mut(&qpn) else {
+            return;
+        };
+        let mut at = now + pause;
+        if open.confirmed {
+            at = row(now + open.pause);
+            open.pause = (open.pause * 2).min(LONGEST_LATE_PAUSE);
+        }
+        self.schedule(qpn, at);
+    }
+
     /// The number of a question of a tenant's, if it may be asked now; if not, its turn comes when another one of that tenant's is
     /// answered, or soon.
     pub fn take_turn(&mut self, qpn: u32, tenant: &str, now: Time) -> Option<u64> {
-        let of_tenant = self.under_way.get(tenant).copied().unwrap_or(0);
-        if of_tenant >= LEAST_OF_TENANT && self.under_way.values().sum::<usize>() >= MOST {
-            self.schedule(qpn, now + LONGEST_PAUSE);
+        let open = self.open.get_mut(&qpn)?;
+        let asker = Asker {
+            tenant: tenant.to_owned(),
+            confirmed: open.confirmed,
+        };
+        let of_tenant = self.under_way.get(&asker).copied().unwrap_or(0);
+        let (in_all, most) = (&mut self.in_all[usize::from(asker.confirmed)], asker.most());
+        if of_tenant >= LEAST_OF_TENANT && *in_all >= most {
+            self.put_off(qpn, LONGEST_PAUSE, now);
             return None;
         }
-        let open = self.open.get_mut(&qpn)?;
         if of_tenant >= MOST_OF_TENANT {
             if open.waits.is_none() {
-                open.waits = Some(tenant.to_owned());
-                let waiting = self.waiting.entry(tenant.to_owned()).or_default();
-                waiting.push_back(qpn);
+                self.place += 1;
+                open.waits = Some((asker.clone(), self.place));
+                self.waiting.entry(asker).or_default().insert(self.place, qpn);
             }
             // Whoever was to pass the turn on may be gone.
-            self.schedule(qpn, now + FIRST_LATE_PAUSE);
+            self.put_off(qpn, FIRST_LATE_PAUSE, now);
             return None;
         }
+        *in_all += 1;
         self.number += 1;
-        (open.asked, open.number) = (Some(tenant.to_owned()), self.number);
-        if open.waits.take().is_some() {
-            self.waits_no_more(qpn, tenant);
+        (open.asked, open.number) = (Some(asker.clone()), self.number);
+        if let Some((waited, place)) = open.waits.take() {
+            self.waits_no_more(&waited, place);
         }
-        self.under_way.insert(tenant.to_owned(), of_tenant + 1);
+        self.under_way.insert(asker, of_tenant + 1);
         self.schedule(qpn, now + ANSWER_LIMIT);
         Some(self.number)
     }
 
-    fn waits_no_more(&mut self, qpn: u32, tenant: &str) {
-        if let Some(waiting) = self.waiting.get_mut(tenant) {
-            waiting.retain(|other| *other != qpn);
+    fn waits_no_more(&mut self, asker: &Asker, place: u64) {
+        if let Some(waiting) = self.waiting.get_mut(asker) {
+            waiting.remove(&place);
             if waiting.is_empty() {
-                self.waiting.remove(tenant);
+                self.waiting.remove(asker);
             }
         }
     }
 
-    /// A question could not be asked: it is to be at that time.
-    pub fn give_back(&mut self, qpn: u32, at: Time, now: Time) {
+    /// A question could not be asked: it is to be after this pause, or later where it is about what is confirmed.
+    pub fn give_back(&mut self, qpn: u32, pause: Duration, now: Time) {
         self.release(qpn, now);
-        self.schedule(qpn, at);
+        self.put_off(qpn, pause, now);
     }
 
     /// A question is not under way any more: the next of its tenant's has its turn.
     fn release(&mut self, qpn: u32, now: Time) {
         let asked = self.open.get_mut(&qpn).and_then(|open| open.asked.take());
-        let Some(tenant) = asked else { return };
-        if let Some(count) = self.under_way.get_mut(&tenant) {
+        let Some(asker) = asked else { return };
+        self.in_all[usize::from(asker.confirmed)] -= 1;
+        if let Some(count) = self.under_way.get_mut(&asker) {
             *count -= 1;
             if *count == 0 {
-                self.under_way.remove(&tenant);
+                self.under_way.remove(&asker);
             }
         }
-        while let Some(waiting) = self.waiting.get_mut(&tenant) {
-            let next = waiting.pop_front();
-            if waiting.is_empty() {
-                self.waiting.remove(&tenant);
-            }
-            let Some((next, open)) = next.and_then(|next| Some((next, self.open.get_mut(&next)?))) else {
-                continue;
-            };
-            if open.waits.take().is_some() {
-                return self.schedule(next, now);
-            }
+        let next = self.waiting.get_mut(&asker).and_then(BTreeMap::pop_first);
+        if self.waiting.get(&asker).is_some_and(BTreeMap::is_empty) {
+            self.waiting.remove(&asker);
+        }
+        let Some((_, next)) = next else { return };
+        if let Some(open) = self.open.get_mut(&next) {
+            open.waits = None;
+            self.schedule(next, now);
         }
     }
 
@@ -320,6 +391,10 @@ impl Confirming {
     /// What came of a question. `confirmation` is what holds for the queue pair so far.
     pub fn judge(&mut self, qpn: u32, verdict: PeerVerdict, confirmation: Confirmation, now: Time) -> Then {
         self.release(qpn, now);
+        let waited = self.open.get_mut(&qpn).and_then(|open| open.waits.take());
+        if let Some((asker, place)) = waited {
+            self.waits_no_more(&asker, place);
+        }
         let Some(open) = self.open.get_mut(&qpn) else {
             return Then::Wait;
         };
@@ -327,13 +402,22 @@ impl Confirming {
         let mut longest_pause = LONGEST_LATE_PAUSE;
         match verdict {
             PeerVerdict::Confirmed => {
-                self.confirmed += 1;
-                self.remove(qpn, now);
+                self.settle(qpn, now);
                 return Then::Open;
+            }
+            // Nobody has said no: a connection in use goes on while an agent or an RNIC is away, and it is asked again soon.
+            PeerVerdict::NotYet if open.confirmed => {
+                self.put_off(qpn, FIRST_LATE_PAUSE, now);
+                return Then::Wait;
             }
             PeerVerdict::Refused if !open.refused => {
                 self.refused += 1;
                 (open.refused, open.pause) = (true, FIRST_LATE_PAUSE);
+                if std::mem::take(&mut open.confirmed) {
+                    let host = open.other.address;
+                    self.settled -= 1;
+                    self.doubt(host, now);
+                }
             }
             PeerVerdict::NotYet if is_late => open.pause = FIRST_LATE_PAUSE,
             PeerVerdict::Refused | PeerVerdict::NotYet => {
@@ -342,6 +426,9 @@ impl Confirming {
                 }
             }
         }
+        let Some(open) = self.open.get_mut(&qpn) else {
+            return Then::Wait;
+        };
         let (pause, refused) = (open.pause, open.refused);
         open.pause = (pause * 2).min(longest_pause);
         self.schedule(qpn, now + pause);
@@ -351,15 +438,62 @@ impl Confirming {
         }
     }
 
+    /// The other end names it. Whether it still does is asked again, late.
+    fn settle(&mut self, qpn: u32, now: Time) {
+        let Some(open) = self.open.get_mut(&qpn) else {
+            return;
+        };
+        self.patience.remove(&(open.since + PATIENCE, qpn));
+        if !std::mem::replace(&mut open.confirmed, true) {
+            self.confirmed += 1;
+            self.settled += 1;
+        }
+        (open.refused, open.sign, open.pause) = (false, None, FIRST_LATE_PAUSE);
+        let at = row(now + CONFIRMED_PAUSE + spread(CONFIRMED_SPREAD, qpn, open.number));
+        self.schedule(qpn, at);
+    }
+
+    /// A host has said no to what it had confirmed, and had not told before. Its RNIC may have been started anew: all that is confirmed
+    /// there is asked again soon.
+    fn doubt(&mut self, host: IpAddr, now: Time) {
+        self.doubted.retain(|_, since| now - *since < DOUBT_PAUSE);
+        if self.doubted.contains_key(&host) {
+            return;
+        }
+        self.doubted.insert(host, now);
+        let there = |open: &Open| open.confirmed && open.asked.is_none() && open.other.address == host;
+        for (qpn, open) in self.open.iter_mut().filter(|(_, open)| there(open)) {
+            let at = row(now + spread(DOUBT_SPREAD, *qpn, open.number));
+            if open.due.is_none_or(|due| due > at) {
+                if let Some(due) = open.due.replace(at) {
+                    self.due.remove(&(due, *qpn));
+                }
+                self.due.insert((at, *qpn));
+            }
+        }
+    }
+
     /// For statistics.
     pub fn counters(&self) -> [(&'static str, u64); 4] {
         [
-            ("peers_asked_about", self.open.len() as u64),
+            ("peers_asked_about", (self.open.len() - self.settled) as u64),
             ("peers_confirmed", self.confirmed),
             ("peers_refused", self.refused),
             ("unconfirmed_packets", self.withheld),
         ]
     }
+}
+
+/// A part of that time, another one for each queue pair and each question.
+fn spread(most: Duration, qpn: u32, number: u64) -> Duration {
+    let mixed = (number << 32 ^ u64::from(qpn)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    most * mixed as u32 / u32::MAX
+}
+
+/// The end of the row that a time belongs to.
+fn row(time: Time) -> Time {
+    let row = ROW.as_nanos() as u64;
+    Time::from_nanos(time.as_nanos().next_multiple_of(row))
 }
 
 /// Where an end is.
@@ -417,9 +551,10 @@ mod tests {
             confirming.judge(7, PeerVerdict::Confirmed, Confirmation::Denied, now),
             Then::Open
         );
-        assert_eq!(
-            (confirming.next(), confirming.is_about(7, other(9))),
-            (None, false)
+        assert_eq!(confirming.next_late(), None);
+        assert!(
+            confirming.next() >= Some(now + CONFIRMED_PAUSE),
+            "it is asked late"
         );
     }
 
@@ -490,7 +625,7 @@ mod tests {
             }
         }
         assert_eq!(late.len(), LEAST_OF_TENANT);
-        let waiting: usize = confirming.waiting.values().map(VecDeque::len).sum();
+        let waiting: usize = confirming.waiting.values().map(BTreeMap::len).sum();
         assert!(waiting <= confirming.open.len(), "each waits once");
     }
 
@@ -509,7 +644,7 @@ mod tests {
             confirming.schedule(last, at(1));
             assert_eq!(asked(&mut confirming, at(1), "a"), []);
         }
-        assert_eq!(confirming.waiting["a"].len(), 1);
+        assert_eq!(confirming.waiting.values().map(BTreeMap::len).sum::<usize>(), 1);
         confirming.judge(first[0], PeerVerdict::Confirmed, Confirmation::Awaited, at(2));
         assert_eq!(asked(&mut confirming, at(2), "a"), [last]);
     }
@@ -529,6 +664,317 @@ mod tests {
         }
         assert_eq!(asked(&mut confirming, at(1001), "a").len(), 10);
         assert!(confirming.waiting.is_empty());
+    }
+
+    fn confirm(confirming: &mut Confirming, qpns: std::ops::Range<u32>, now: Time) {
+        for qpn in qpns {
+            confirming.insert(qpn, other(qpn), now);
+            assert_eq!(asked(confirming, now, "a"), [qpn]);
+            assert_eq!(
+                confirming.judge(qpn, PeerVerdict::Confirmed, Confirmation::Awaited, now),
+                Then::Open
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_confirmed_is_asked_again_and_a_no_ends_it() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirm(&mut confirming, 7..8, at(0));
+        assert_eq!(confirming.counters()[0], ("peers_asked_about", 0));
+        for round in 1..4 {
+            let (before, now) = (at(0), confirming.next_question().expect("it is asked again"));
+            assert!(now - before >= round * CONFIRMED_PAUSE, "{round}: {now:?}");
+            assert!(now - before <= round * (CONFIRMED_PAUSE + CONFIRMED_SPREAD + ROW));
+            assert_eq!(asked(&mut confirming, now, "a"), [7]);
+            let then = confirming.judge(7, PeerVerdict::Confirmed, Confirmation::Confirmed, now);
+            assert_eq!(then, Then::Open);
+        }
+        assert_eq!(confirming.counters()[1], ("peers_confirmed", 1));
+        let mut now = confirming.next_question().expect("it is asked again");
+        // Who cannot be asked says nothing: the connection goes on, for however long.
+        for pause in [1, 2, 4, 8, 16, 30, 30, 30] {
+            assert_eq!(asked(&mut confirming, now, "a"), [7]);
+            let then = confirming.judge(7, PeerVerdict::NotYet, Confirmation::Confirmed, now);
+            assert_eq!(then, Then::Wait);
+            let next = confirming.next_question().expect("it is asked again");
+            assert_eq!((next - now).as_secs(), pause);
+            now = next;
+        }
+        assert_eq!(asked(&mut confirming, now, "a"), [7]);
+        let then = confirming.judge(7, PeerVerdict::Refused, Confirmation::Confirmed, now);
+        assert_eq!((then, confirming.was_refused(7)), (Then::Deny, true));
+        assert_eq!(confirming.counters()[0], ("peers_asked_about", 1));
+        // From there on as after the first no.
+        now = confirming.next_question().expect("it is asked again");
+        assert_eq!(asked(&mut confirming, now, "a"), [7]);
+        let then = confirming.judge(7, PeerVerdict::NotYet, Confirmation::Denied, now);
+        assert_eq!(then, Then::Deny);
+        confirming.remove(7, now);
+        assert_eq!((confirming.next(), confirming.settled), (None, 0));
+    }
+
+    #[test]
+    fn thousands_that_are_confirmed_are_asked_again_in_rows() {
+        const ALL: u32 = 6000;
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirm(&mut confirming, 0..ALL, at(0));
+        let mut rows = Vec::new();
+        while let Some(now) = confirming.next_question().filter(|now| *now < at(90_000)) {
+            let row = asked(&mut confirming, now, "a");
+            for qpn in &row {
+                confirming.judge(*qpn, PeerVerdict::Confirmed, Confirmation::Confirmed, now);
+            }
+            rows.push(row.len());
+        }
+        assert_eq!(rows.iter().sum::<usize>(), ALL as usize);
+        assert!((20..=32).contains(&rows.len()), "{rows:?}");
+        assert!(rows.iter().all(|row| *row <= MOST_OF_TENANT), "{rows:?}");
+        // The next agent has them in rows, too, and at once what waits.
+        let now = at(90_000);
+        confirming.insert(ALL, other(9), now);
+        confirming.begin(now);
+        assert_eq!(asked(&mut confirming, now, "a"), [ALL]);
+        confirming.remove(ALL, now);
+        let mut rows: Vec<_> = confirming.due.iter().map(|(time, _)| *time).collect();
+        rows.dedup();
+        assert!((4..=5).contains(&rows.len()), "{rows:?}");
+        assert!(rows.last() <= Some(&(now + DOUBT_SPREAD + ROW)), "{rows:?}");
+    }
+
+    #[test]
+    fn a_no_to_what_was_confirmed_is_a_reason_to_ask_about_all_of_that_host() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirm(&mut confirming, 0..100, at(0));
+        let elsewhere = location([10, 0, 0, 3].into(), 9);
+        confirming.insert(500, elsewhere, at(0));
+        assert_eq!(asked(&mut confirming, at(0), "a"), [500]);
+        confirming.judge(500, PeerVerdict::Confirmed, Confirmation::Awaited, at(0));
+        let now = confirming.next_question().expect("they are asked again");
+        let first = asked(&mut confirming, now, "a");
+        confirming.judge(first[0], PeerVerdict::Refused, Confirmation::Confirmed, now);
+        let soon = now + DOUBT_SPREAD + ROW;
+        let late = confirming.due.iter().filter(|(time, _)| *time > soon);
+        let late: Vec<_> = late
+            .map(|(_, qpn)| *qpn)
+            .filter(|qpn| !first.contains(qpn))
+            .collect();
+        assert_eq!(late, [500]);
+    }
+
+    #[test]
+    fn a_host_is_doubted_now_and_then_at_most() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirm(&mut confirming, 0..100, at(0));
+        let refuse = |confirming: &mut Confirming, qpn, now| {
+            confirming.schedule(qpn, now);
+            assert!(asked(confirming, now, "a").contains(&qpn));
+            confirming.judge(qpn, PeerVerdict::Refused, Confirmation::Confirmed, now);
+        };
+        let soon = |confirming: &Confirming, now| {
+            let limit = now + DOUBT_SPREAD + ROW;
+            let open = confirming.open.values();
+            open.filter(|open| open.confirmed && open.due <= Some(limit))
+                .count()
+        };
+        refuse(&mut confirming, 0, at(0));
+        assert_eq!(soon(&confirming, at(0)), 99);
+        for qpn in 1..100 {
+            confirming.schedule(qpn, at(80_000));
+        }
+        refuse(&mut confirming, 1, at(40_000));
+        assert_eq!(soon(&confirming, at(40_000)), 0);
+        refuse(&mut confirming, 2, at(45_000));
+        assert_eq!(soon(&confirming, at(45_000)), 97);
+        // Hosts that were doubted long ago are not remembered.
+        for host in 0..50 {
+            let (qpn, now) = (1000 + host, at(100_000 + u64::from(host) * 60_000));
+            confirming.insert(qpn, location([10, 1, 0, host as u8].into(), 9), now);
+            confirming.judge(qpn, PeerVerdict::Confirmed, Confirmation::Awaited, now);
+            confirming.judge(qpn, PeerVerdict::Refused, Confirmation::Confirmed, now);
+        }
+        assert_eq!(confirming.doubted.len(), 1);
+    }
+
+    /// An agent that is gone, or hangs, costs next to nothing, however many connections go on meanwhile and for however long.
+    #[test]
+    fn what_is_confirmed_comes_up_rarely_while_nobody_answers() {
+        const ALL: u32 = 20_000;
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirm(&mut confirming, 0..ALL, at(0));
+        let mut come_up = 0;
+        while let Some(now) = confirming.next_question().filter(|now| *now < at(600_000)) {
+            let (qpn, _) = confirming.pop_due(now).expect("it is due");
+            come_up += 1;
+            match qpn % 3 {
+                // Its answer is lost.
+                0 => drop(confirming.take_turn(qpn, "a", now)),
+                1 => confirming.put_off(qpn, Duration::from_millis(1), now),
+                _ => {
+                    let then = confirming.judge(qpn, PeerVerdict::NotYet, Confirmation::Confirmed, now);
+                    assert_eq!(then, Then::Wait);
+                }
+            }
+        }
+        // Some five times while the pauses grow, and twice a minute then.
+        assert!(come_up < ALL * 26, "{come_up}");
+        assert!(come_up > ALL * 10, "each is asked again: {come_up}");
+        assert!(confirming.open.values().all(|open| open.confirmed));
+    }
+
+    #[test]
+    fn new_connections_ask_while_nobody_answers_about_confirmed_ones() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        for tenant in 0..20 {
+            confirm(&mut confirming, tenant * 1000..tenant * 1000 + 300, at(0));
+        }
+        let mut now = at(0);
+        while now < at(200_000) {
+            now = confirming.next_question().expect("they are asked again");
+            let (qpn, _) = confirming.pop_due(now).expect("it is due");
+            confirming.take_turn(qpn, &(qpn / 1000).to_string(), now);
+        }
+        let again = confirming.in_all[1];
+        assert!(again <= MOST_CONFIRMED + 20 * LEAST_OF_TENANT, "{again}");
+        assert!(again >= MOST_CONFIRMED / 2, "{again}");
+        for qpn in 500..900 {
+            confirming.insert(qpn, other(9), now);
+        }
+        let mut new = 0;
+        while let Some((qpn, _)) = confirming.pop_due(now) {
+            let number = confirming.take_turn(qpn, &(qpn / 1000).to_string(), now);
+            new += usize::from(number.is_some() && (500..900).contains(&qpn));
+        }
+        assert_eq!(new, MOST_OF_TENANT);
+    }
+
+    /// What must hold whatever has happened.
+    fn check(confirming: &Confirming) {
+        let Confirming {
+            open,
+            due,
+            patience,
+            under_way,
+            in_all,
+            waiting,
+            settled,
+            ..
+        } = confirming;
+        let mut counted: HashMap<Asker, usize> = HashMap::new();
+        let mut kinds = [0; 2];
+        let (mut waits, mut confirmed) = (0, 0);
+        for (qpn, open) in open {
+            let time = open.due.expect("each comes up again some time");
+            assert!(due.contains(&(time, *qpn)));
+            if let Some(asker) = &open.asked {
+                *counted.entry(asker.clone()).or_default() += 1;
+                kinds[usize::from(asker.confirmed)] += 1;
+            }
+            if let Some((asker, place)) = &open.waits {
+                assert_eq!(waiting[asker][place], *qpn);
+                waits += 1;
+            }
+            confirmed += usize::from(open.confirmed);
+            assert!(!open.confirmed || !open.refused);
+            assert!(!open.confirmed || !patience.contains(&(open.since + PATIENCE, *qpn)));
+        }
+        assert_eq!(due.len(), open.len());
+        assert!(patience.iter().all(|(_, qpn)| open.contains_key(qpn)));
+        assert!(patience.len() <= open.len());
+        assert_eq!((under_way, in_all), (&counted, &kinds));
+        assert_eq!(waiting.values().map(BTreeMap::len).sum::<usize>(), waits);
+        assert!(waiting.values().all(|waiting| !waiting.is_empty()));
+        assert_eq!(*settled, confirmed);
+    }
+
+    /// Whatever comes in whatever order: each is asked some time, and nothing is left of those that are gone.
+    #[test]
+    fn nothing_is_lost_and_nothing_is_left() {
+        const QPS: u64 = 700;
+        for seed in 0..8 {
+            let mut confirming = Confirming::default();
+            let mut state = seed;
+            let mut random = |below: u64| {
+                state = u64::wrapping_add(state, 1).wrapping_mul(0x5851_f42d_4c95_7f2d);
+                (state >> 33) % below
+            };
+            let mut now = at(0);
+            confirming.begin(now);
+            for step in 0..20_000 {
+                let qpn = random(QPS) as u32;
+                let confirmation = match confirming.open.get(&qpn) {
+                    Some(open) if open.confirmed => Confirmation::Confirmed,
+                    Some(open) if open.refused => Confirmation::Denied,
+                    _ => Confirmation::Awaited,
+                };
+                let verdict = match random(4) {
+                    0 => PeerVerdict::NotYet,
+                    1 => PeerVerdict::Refused,
+                    _ => PeerVerdict::Confirmed,
+                };
+                match random(20) {
+                    0..4 => confirming.insert(qpn, other(9), now),
+                    4 => confirming.insert_refused(qpn, other(9), now),
+                    5 => confirming.remove(qpn, now),
+                    6 => confirming.note_sign(qpn, now),
+                    7 => confirming.schedule(qpn, now),
+                    8 => drop(confirming.pop_late(now)),
+                    // As where the agent has gone meanwhile, or both ends are here.
+                    9 => drop(confirming.judge(qpn, verdict, confirmation, now)),
+                    10 if random(300) == 0 => confirming.begin(now),
+                    11 => {
+                        let most = 1 << random(17);
+                        now = now + Duration::from_millis(random(most));
+                    }
+                    12..15 => {
+                        if confirming.open.get(&qpn).is_some_and(|open| open.asked.is_some()) {
+                            confirming.judge(qpn, verdict, confirmation, now);
+                        }
+                    }
+                    _ => {
+                        while let Some((qpn, _)) = confirming.pop_due(now) {
+                            let tenant = ["a", "a", "b"][qpn as usize % 3];
+                            match random(30) {
+                                0 => confirming.remove(qpn, now),
+                                1 => confirming.put_off(qpn, Duration::from_millis(100), now),
+                                _ => {
+                                    if confirming.take_turn(qpn, tenant, now).is_some() && random(30) == 0 {
+                                        confirming.give_back(qpn, Duration::from_millis(1), now);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+                if step % 50 == 0 {
+                    check(&confirming);
+                }
+            }
+            for qpn in 0..QPS as u32 {
+                confirming.remove(qpn, now);
+            }
+            check(&confirming);
+            assert_eq!((confirming.open.len(), confirming.next()), (0, None));
+        }
+    }
+
+    #[test]
+    fn new_connections_do_not_keep_the_question_about_confirmed_ones_waiting() {
+        let mut confirming = Confirming::default();
+        confirming.begin(at(0));
+        confirm(&mut confirming, 7..8, at(0));
+        let now = confirming.next_question().expect("it is asked again");
+        for qpn in 1000..1600 {
+            confirming.insert(qpn, other(9), now);
+        }
+        let asked = asked(&mut confirming, now, "a");
+        assert_eq!((asked.contains(&7), asked.len()), (true, MOST_OF_TENANT + 1));
     }
 
     #[test]

@@ -79,7 +79,7 @@ fn nothing_is_sent_and_no_time_passes_until_the_other_host_confirms() {
     agent.answer(&agent.question(), PeerVerdict::Confirmed);
     let done = left.queue.wait();
     assert_eq!((done.wr_id, done.status), (1, SUCCESS));
-    // It is asked once.
+    // It waits no more.
     left.program
         .post(&mut left.qp, write(2, &to, 0), &[from.sge(0, 64)]);
     assert_eq!(left.queue.wait().status, SUCCESS);
@@ -344,6 +344,42 @@ fn a_confirmed_connection_ends_with_its_other_end() {
         .post(&mut left.qp, write(3, &to, 0), &[from.sge(0, 64)]);
     assert_eq!(left.queue.wait().status, RETRY_EXC_ERR);
     assert_eq!(a.stats.read().tx_packets, sent);
+}
+
+/// What is confirmed is asked again: within a minute or so, and by the next agent soon. An agent that cannot say ends nothing, a no does.
+#[test]
+fn what_is_confirmed_is_asked_again() {
+    let [a, b] = hosts(13);
+    let agent = PeerAgent::of(&a);
+    let (mut left, right) = (End::new(&a), End::new(&b));
+    let (from, to) = (memory_of(&left), memory_of(&right));
+    left.program.connect_qp(&left.qp, b.address, right.qp.qpn);
+    right.program.connect_qp(&right.qp, a.address, left.qp.qpn);
+    let first = agent.question();
+    agent.answer(&first, PeerVerdict::Confirmed);
+    let mut writes = || {
+        left.program
+            .post(&mut left.qp, write(1, &to, 0), &[from.sge(0, 64)]);
+        left.queue.wait().status
+    };
+    assert_eq!(writes(), SUCCESS);
+    drop(agent);
+    let agent = PeerAgent::of(&a);
+    let again = agent.question();
+    assert_eq!((again.pair, again.again), (first.pair, false));
+    agent.answer(&again, PeerVerdict::NotYet);
+    assert_eq!(writes(), SUCCESS);
+    let last = agent.question();
+    assert_eq!(last.pair, first.pair);
+    assert_eq!(
+        (counter(&a, "peers_asked_about"), counter(&a, "peers_refused")),
+        (0, 0)
+    );
+    agent.answer(&last, PeerVerdict::Refused);
+    let sent = a.stats.read().tx_packets;
+    assert_eq!(writes(), RETRY_EXC_ERR);
+    assert_eq!(a.stats.read().tx_packets, sent);
+    assert_eq!(counter(&a, "peers_refused"), 1);
 }
 
 /// What serves the host itself, a swap disk say, waits for no agent.

@@ -2,19 +2,23 @@
 
 mod support;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use support::program::{ALL_ACCESS, CAP, gid, read, send, write};
 use support::{End, PeerAgent, Server, pair, wait_for};
 use verbatim_device::control::{
-    ForwardedQp, MOST_QPS, QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request, RestoredQp,
+    ForwardedQp, MOST_QPS, PeerVerdict, QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request,
+    RestoredQp,
 };
 use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_device::layout::{SEND_INLINE, SEND_SIGNALED, SendWqe};
 use verbatim_device::ring::Body;
-use verbatim_roce::VENDOR_ERR_PAUSED;
+use verbatim_roce::wire::bth::{BTH_BYTES, Bth};
+use verbatim_roce::wire::migeth::{MAC_BYTES, MIGETH_BYTES, MIGETH_VERSION, MOST_HOPS, MigrationEth};
+use verbatim_roce::wire::opcode::Opcode;
+use verbatim_roce::{Flow, Location, Psn, Qpn, VENDOR_ERR_PAUSED};
 use verbatim_seqpacket::{Carried, Socket};
 
 const SUCCESS: u32 = 0;
@@ -274,6 +278,109 @@ fn what_was_posted_while_it_stood_still_goes_on_by_the_secret() {
     });
     right.say(40..MESSAGES);
     finish(&mut [left, right]);
+}
+
+/// A RESUME that a program makes with its own secret: it says that the partner goes on at `source`. The MAC is right, and the hops are the
+/// forger's choice.
+fn forge_resume(to: &End, server: &Server, from: IpAddr, source: Location, hops: u8) {
+    let bth = Bth {
+        opcode: Opcode::RC_RESUME,
+        solicited: false,
+        migrated: true,
+        pad_count: 0,
+        version: 0,
+        pkey: 0xffff,
+        fecn: false,
+        becn: false,
+        dest_qpn: Qpn::new(to.qp.qpn),
+        ack_request: false,
+        psn: Psn::new(0),
+    };
+    let mut header = MigrationEth {
+        version: MIGETH_VERSION,
+        hops: 0,
+        begun: false,
+        // Where the queue pair begins: nothing was sent.
+        expected: Psn::new(to.qp.qpn),
+        source,
+        counter: (1 << 40) + 1,
+        about: 0,
+        mac: [0; MAC_BYTES],
+    };
+    let mut covered = [0; MIGETH_BYTES];
+    header.emit(&mut covered);
+    let mut hasher = blake3::Hasher::new_keyed(&KEY);
+    // Of the first end, and no syndrome.
+    hasher.update(&[0, bth.opcode.0, 0]);
+    hasher.update(&bth.psn.get().to_be_bytes());
+    hasher.update(&covered[..MIGETH_BYTES - MAC_BYTES]);
+    (header.hops, header.mac) = (
+        hops,
+        *hasher.finalize().as_bytes().first_chunk().expect("32 bytes"),
+    );
+    let mut packet = vec![0; BTH_BYTES + MIGETH_BYTES];
+    let (head, payload) = packet
+        .split_first_chunk_mut::<BTH_BYTES>()
+        .expect("as long as a BTH");
+    bth.emit(head);
+    header.emit(payload.try_into().expect("as long as the header"));
+    let socket = UdpSocket::bind((from, 0)).expect("an address of this host");
+    let end = SocketAddr::from((server.address, 4791));
+    let flow = Flow::new(socket.local_addr().expect("an address"), end).expect("both are IPv4");
+    packet.extend(flow.icrc(&packet, 0).to_le_bytes());
+    socket.send_to(&packet, end).expect("it is sent");
+}
+
+/// A program knows the secret of its own connection. With a RESUME of its own making it could name any queue pair as the partner of its
+/// own one: the RNIC asks that host, and sends nothing there meanwhile, unless the message has come from that very RNIC.
+#[test]
+fn a_forged_resume_is_a_reason_to_ask_and_no_more() {
+    let [a, b, victim] = [1, 2, 3].map(|host| Server::start([127, 7, 86, host]));
+    let stranger: IpAddr = [127, 7, 86, 4].into();
+    let forged = [
+        // From elsewhere, as if it were direct.
+        (stranger, MOST_HOPS, false),
+        (a.address, MOST_HOPS, false),
+        // From an RNIC that has passed it on; more hops than there are is no sign of a direct one.
+        (victim.address, MOST_HOPS - 1, false),
+        (victim.address, 0, false),
+        (victim.address, MOST_HOPS + 1, false),
+        (victim.address, u8::MAX, false),
+        // The RNIC itself: it speaks of its own queue pairs alone.
+        (victim.address, MOST_HOPS, true),
+    ];
+    for (from, hops, is_believed) in forged {
+        let [left, mut right] = talkers(&a, &b);
+        let agent = PeerAgent::of(&b);
+        // The one before may be on its way out still.
+        let mine =
+            || std::iter::from_fn(|| Some(agent.question())).find(|q| q.pair.own.qpn == right.end.qp.qpn);
+        let asked = mine().expect("it is asked about");
+        agent.answer(&asked, PeerVerdict::Confirmed);
+        let target = End::new(&victim);
+        let source = Location {
+            address: victim.address,
+            qpn: Qpn::new(target.qp.qpn),
+        };
+        let (resumes, sent) = (b.stats.read().rx_resumes, victim.stats.read().rx_packets);
+        forge_resume(&right.end, &b, from, source, hops);
+        b.wait_for("the RESUME", |counters| counters.rx_resumes > resumes);
+        let asked = agent.question();
+        assert_eq!(asked.pair.other.qpn, target.qp.qpn, "from {from}, {hops} hops");
+        assert_eq!(asked.pair.other.gid, gid(victim.address));
+        let before = b.stats.read().tx_packets;
+        right.say(0..1);
+        if is_believed {
+            victim.wait_for("what is sent there", |counters| counters.rx_packets > sent);
+            continue;
+        }
+        // The answer comes after the request was looked at, and says no.
+        agent.answer(&asked, PeerVerdict::Refused);
+        let failed = right.end.queue.wait();
+        assert_eq!(failed.status, RETRY_EXC_ERR, "from {from}, {hops} hops");
+        assert_eq!(b.stats.read().tx_packets, before, "from {from}, {hops} hops");
+        drop((left, target));
+    }
 }
 
 fn move_one_end([a, b, c]: &[Server; 3], once_connected: impl FnOnce()) {

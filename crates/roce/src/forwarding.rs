@@ -113,3 +113,55 @@ impl Forwarded {
         appended.is_ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Link;
+    use crate::wire::bth::BTH_BYTES;
+    use crate::wire::migeth::{MAC_BYTES, MIGETH_VERSION};
+
+    /// What becomes of a RESUME with so many hops left.
+    fn hops_after(hops: u8) -> Option<u8> {
+        let location = |qpn| Location {
+            address: [10, 0, 0, 2].into(),
+            qpn: Qpn::new(qpn),
+        };
+        let mut forwarding = Forwarding::new(1);
+        let now = Time::from_nanos(1);
+        assert!(forwarding.insert(now, Qpn::new(7), location(9), Time::from_nanos(2)));
+        let mut payload = [0; MIGETH_BYTES];
+        let header = MigrationEth {
+            version: MIGETH_VERSION,
+            hops,
+            begun: false,
+            expected: crate::Psn::new(0),
+            source: location(8),
+            counter: 1,
+            about: 0,
+            mac: [0; MAC_BYTES],
+        };
+        header.emit(&mut payload);
+        let mut bth = Link::default().bth(Opcode::RC_RESUME, crate::Psn::new(0));
+        bth.dest_qpn = Qpn::new(7);
+        let mut bytes = vec![0; BTH_BYTES];
+        bth.emit(bytes.first_chunk_mut().expect("as long as a BTH"));
+        bytes.extend(payload);
+        bytes.extend([0; 4]);
+        let packet = Packet::parse(&bytes).expect("it is a packet");
+        let forwarded = forwarding.forward(now, &packet)?;
+        assert_eq!(forwarded.to, location(9));
+        Some(forwarded.header.hops)
+    }
+
+    /// The MAC does not cover the hops. Who knows the secret, a program, could otherwise let another RNIC make of one hop too many a
+    /// message that looks like one that nobody has passed on: from that RNIC's own address.
+    #[test]
+    fn nothing_that_is_passed_on_looks_as_if_it_were_direct() {
+        for hops in 0..=u8::MAX {
+            let expected = (1..=MOST_HOPS).contains(&hops).then(|| hops - 1);
+            assert_eq!(hops_after(hops), expected, "{hops} hops");
+            assert_ne!(hops_after(hops), Some(MOST_HOPS));
+        }
+    }
+}

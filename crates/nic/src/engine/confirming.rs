@@ -20,6 +20,9 @@ use crate::requests::address_of;
 /// A connection that is between two RNICs is asked about when it runs again.
 const WHILE_MOVING: Duration = Duration::from_millis(100);
 
+/// So many come up in one turn of the data path, which others wait for: the rest with the next.
+const MOST_OF_TURN: usize = 256;
+
 /// The socket of who takes the questions is full for so long.
 const WHILE_FULL: Duration = Duration::from_millis(1);
 
@@ -97,7 +100,10 @@ impl Nic {
 
     #[cold]
     fn ask_due(&mut self, now: Time) {
-        while let Some((qpn, other)) = self.objects.confirming.pop_due(now) {
+        for _ in 0..MOST_OF_TURN {
+            let Some((qpn, other)) = self.objects.confirming.pop_due(now) else {
+                return;
+            };
             let found = self.objects.qps.get(qpn);
             let is_so =
                 |qp: &&QueuePair| qp.other_end() == Some(other) && qp.transport.state() != QpState::Err;
@@ -106,7 +112,7 @@ impl Nic {
                 continue;
             };
             if qp.is_between_rnics() {
-                self.objects.confirming.schedule(qpn, now + WHILE_MOVING);
+                self.objects.confirming.put_off(qpn, WHILE_MOVING, now);
                 continue;
             }
             let Some(pair) = qp.pair(qpn) else {
@@ -139,7 +145,7 @@ impl Nic {
             };
             if socket.send_now(&PeerNews::Question(question)).is_err() {
                 // Full; or closed, which the control path notices.
-                self.objects.confirming.give_back(qpn, now + WHILE_FULL, now);
+                self.objects.confirming.give_back(qpn, WHILE_FULL, now);
                 self.asked_full_until = Some(now + WHILE_FULL);
                 return;
             }
