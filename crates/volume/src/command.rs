@@ -1,13 +1,17 @@
 //! `verbatim volume …`.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{PidfdFlags, pidfd_open};
 use verbatim_mirror::decision::Keep;
 
 use crate::callers;
@@ -545,12 +549,21 @@ fn inner(outcome: &Outcome) -> anyhow::Result<serde_json::Value> {
 }
 
 fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
+    let socket = common.runtime_dir.join("volumes.sock");
+    let daemon = daemon_at(&socket);
     match give(&Order::Stop { force }, common) {
         Ok(Outcome::Failed(why)) => anyhow::bail!("{why}"),
         Ok(_) => {
-            // The daemon has accepted the order, and ends.
-            while UnixStream::connect(common.runtime_dir.join("volumes.sock")).is_ok() {
-                std::thread::sleep(MOMENT);
+            // The daemon has accepted the order, and ends. Its last work is with the keepers of devices.
+            match daemon {
+                Some(daemon) => {
+                    retry_on_intr(|| poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None))?;
+                }
+                None => {
+                    while UnixStream::connect(&socket).is_ok() {
+                        std::thread::sleep(MOMENT);
+                    }
+                }
             }
             eprintln!("done");
         }
@@ -561,6 +574,13 @@ fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The process that listens at this socket. `None` if there is none, or none in this PID namespace.
+fn daemon_at(socket: &Path) -> Option<OwnedFd> {
+    let stream = UnixStream::connect(socket).ok()?;
+    let daemon = rustix::net::sockopt::socket_peercred(&stream).ok()?.pid;
+    pidfd_open(daemon, PidfdFlags::empty()).ok()
 }
 
 fn status(name: &str, common: &Common) -> anyhow::Result<ExitCode> {

@@ -414,7 +414,7 @@ fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
 
 #[test]
 fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
-    let Some((lab, thin, data)) = with_thin_source() else {
+    let Some((mut lab, thin, data)) = with_thin_source() else {
         return;
     };
     let pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);
@@ -427,6 +427,15 @@ fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
         said.contains("db is suspect") && said.contains("--force"),
         "{said}"
     );
+    // No daemon does not change that.
+    lab.kill(0);
+    let said = refused(&lab, 0, &["stop"]);
+    assert!(
+        said.contains("only current data of db") && said.contains("--force"),
+        "{said}"
+    );
+    assert_eq!(lab.keepers_of(0, "pages").len(), 1);
+    lab.start(0, None);
     thin.room.resize(MORE_ROOM);
     lab.order(0, &["accept", "db"]);
     assert!(!is_suspect(&lab, 0));

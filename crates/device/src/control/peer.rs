@@ -75,7 +75,7 @@ pub struct PeerAnswer {
 pub enum PeerVerdict {
     /// It sends.
     Confirmed,
-    /// It waits, and the RNIC asks again.
+    /// A new connection waits, a confirmed one goes on; the RNIC asks again.
     NotYet,
     /// It gets no answer from the other end.
     Refused,

@@ -123,12 +123,8 @@ impl Daemon {
     }
 
     pub(super) fn marker(&self, entry: &Entry) -> Marker {
-        let runtime = self.config.runtime_dir.join("volumes");
-        Marker::new(
-            entry.folder.path(),
-            runtime.join(format!("{}.broken", entry.name)),
-            self.config.hook,
-        )
+        let config = &self.config;
+        Marker::new(entry.folder.path(), &config.runtime_dir, &entry.name, config.hook)
     }
 
     /// Makes the data of a copy that has none, with this length, and notes their identity.

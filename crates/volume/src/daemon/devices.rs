@@ -13,7 +13,7 @@ use super::orders::is_free;
 use super::{Daemon, Entry, State};
 use crate::device::{self, Device, Label, Left, Places, Wanted};
 use crate::faults::{Fault, Point};
-use crate::store::pages;
+use crate::store::{pages, trust};
 
 /// Limit for a daemon that ends to answer the requests that it has taken, for all devices together.
 const ANSWERS: Duration = Duration::from_secs(30);
@@ -329,6 +329,14 @@ pub fn end_all_waiting(runtime_dir: &Path, by_force: bool) -> anyhow::Result<usi
     for name in names.iter().filter(|_| !by_force) {
         waits_for_nobody(&Places::new(runtime_dir, name), name)
             .context("nothing was done; --force lets go of it all the same")?;
+    }
+    let at_stake = trust::at_stake(runtime_dir);
+    if !by_force && !at_stake.is_empty() {
+        bail!(
+            "nothing was done: the pages of devices, which may be the only current data of {}, would go; start the daemon, and give this command once more: it \
+             says what can be done; --force lets go of them all the same",
+            at_stake.join(", ")
+        );
     }
     names.iter().for_each(|name| end_waiting(runtime_dir, name));
     pages::end_all(runtime_dir);

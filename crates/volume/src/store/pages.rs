@@ -23,6 +23,8 @@ use anyhow::Context;
 use rustix::fs::SeekFrom;
 use verbatim_keeper::{Keeper, Kept, OWN_PROGRAM};
 
+use super::trust::PAGES;
+
 /// Limit for a keeper to carry out an order: it is idle, unless another process has it.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -81,6 +83,11 @@ impl Pages {
         kept
     }
 
+    /// Whether there is a keeper, as far as one can say.
+    pub fn is_any(&self) -> bool {
+        !matches!(Keeper::look_within(&self.socket, ANSWER), Ok(None))
+    }
+
     /// Ends the keeper, if there is one: the pages go with the daemon's descriptor.
     pub fn end(&self) {
         if !self.socket.exists() {
@@ -107,7 +114,7 @@ impl Pages {
 pub fn end_all(runtime_dir: &Path) {
     let folder = std::fs::read_dir(runtime_dir.join("volumes"));
     let paths = folder.into_iter().flatten().flatten().map(|entry| entry.path());
-    for path in paths.filter(|path| path.extension().is_some_and(|kind| kind == "pages")) {
+    for path in paths.filter(|path| path.extension().is_some_and(|kind| kind == PAGES)) {
         Pages::at(path).end();
     }
 }

@@ -23,6 +23,11 @@ use crate::faults::{Hook, Point};
 const SOUND: &str = "data.sound";
 const SUSPECT: &str = "data.broken";
 
+/// Endings of a volume's files in the runtime folder: its mark, the note of a flush, and the socket of its keeper of pages.
+const MARK: &str = "broken";
+const FLUSHING: &str = "flushing";
+pub(super) const PAGES: &str = "pages";
+
 /// Mark of a suspect copy. It is beside its sidecar, and also in the runtime folder, which lives as long as
 /// the page cache, in case the first one's disk has failed, too.
 #[derive(Debug, Clone)]
@@ -33,24 +38,24 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// A marker in the volume's folder, and at this path of the runtime folder. The hook is called when a
+    /// A marker in the volume's folder, and by this name in the runtime folder. The hook is called when a
     /// failure is known and not noted yet.
-    pub fn new(folder: &Path, runtime: PathBuf, hook: Hook) -> Self {
+    pub fn new(folder: &Path, runtime_dir: &Path, name: &str, hook: Hook) -> Self {
         Self {
             folder: folder.to_owned(),
-            runtime,
+            runtime: runtime_dir.join("volumes").join(format!("{name}.{MARK}")),
             hook,
         }
     }
 
     /// The path of the note that a flush is in progress.
     fn under_way(&self) -> PathBuf {
-        self.runtime.with_extension("flushing")
+        self.runtime.with_extension(FLUSHING)
     }
 
     /// The keeper of its device's pages.
     pub fn pages(&self) -> Pages {
-        Pages::at(self.runtime.with_extension("pages"))
+        Pages::at(self.runtime.with_extension(PAGES))
     }
 
     /// Removes the note: the volume is gone.
@@ -114,6 +119,21 @@ impl Marker {
             renamed => renamed.and_then(|()| sync(&self.folder)),
         }
     }
+}
+
+/// The volumes whose keepers have pages that may be the only current data: a flush has failed, or was cut off by the end of its daemon. No daemon
+/// runs.
+pub fn at_stake(runtime_dir: &Path) -> Vec<String> {
+    let folder = fs::read_dir(runtime_dir.join("volumes"));
+    let paths = folder.into_iter().flatten().flatten().map(|entry| entry.path());
+    let keepers = paths.filter(|path| path.extension().is_some_and(|kind| kind == PAGES));
+    let at_stake = keepers.filter(|path| {
+        let is_in_doubt =
+            path.with_extension(MARK).exists() || UnderWay::was_cut_off(&path.with_extension(FLUSHING));
+        is_in_doubt && Pages::at(path.clone()).is_any()
+    });
+    let name = |path: PathBuf| Some(path.file_stem()?.to_str()?.to_owned());
+    at_stake.filter_map(name).collect()
 }
 
 fn sync(folder: &Path) -> io::Result<()> {
@@ -302,11 +322,8 @@ mod tests {
     use super::*;
 
     fn marker(folder: &tempfile::TempDir) -> Marker {
-        Marker::new(
-            folder.path(),
-            folder.path().join("runtime.broken"),
-            crate::faults::none,
-        )
+        std::fs::create_dir_all(folder.path().join("volumes")).expect("made");
+        Marker::new(folder.path(), folder.path(), "runtime", crate::faults::none)
     }
 
     #[test]
