@@ -39,6 +39,8 @@ struct State {
     is_dead: bool,
     /// No further answers will come.
     is_over: bool,
+    /// Threads that wait for `left`. Without one nobody is told: that is a system call for each answer.
+    waiting: usize,
     room: Own,
 }
 
@@ -70,6 +72,14 @@ impl Outbox {
         self.state.lock().expect("no panic under this lock")
     }
 
+    /// Waits until answers have left.
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.left.wait(state).expect("no panic under this lock");
+        state.waiting -= 1;
+        state
+    }
+
     /// Begins one more request, with this many KiB of data. Waits until there is room for it.
     pub fn begin(&self, kib: usize) -> Held {
         let mut state = self.lock();
@@ -79,7 +89,7 @@ impl Outbox {
             if state.room.try_begin(kib) {
                 break;
             }
-            state = self.left.wait(state).expect("no panic under this lock");
+            state = self.wait(state);
         }
         if let Some(held) = self.room.try_begin(kib) {
             return held;
@@ -166,7 +176,9 @@ impl Outbox {
             let (requests, kib) = (piece.requests, piece.kib);
             state.room.end(requests, kib);
             state.queue.pop_front();
-            self.left.notify_all();
+            if state.waiting > 0 {
+                self.left.notify_all();
+            }
         }
     }
 
@@ -205,7 +217,7 @@ impl Outbox {
         self.scatter();
         let mut state = self.lock();
         while state.room.requests() > 0 {
-            state = self.left.wait(state).expect("no panic under this lock");
+            state = self.wait(state);
         }
         state.is_over = true;
         self.write.notify_one();
