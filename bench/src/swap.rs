@@ -142,6 +142,7 @@ pub fn run(tools: &Tools, rounds: u32, polls: bool, out: &Path) -> anyhow::Resul
             pattern,
             depth,
             seconds: 3,
+            processor: None,
         };
         let mut runs = Way::ALL.map(|_| Vec::new());
         for _ in 0..rounds {

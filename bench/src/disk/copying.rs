@@ -23,6 +23,7 @@ const TENANT: Load = Load {
     pattern: "randrw",
     depth: 4,
     seconds: 6,
+    processor: None,
 };
 
 /// So long a copy without a limit is sure to last.

@@ -17,6 +17,8 @@ pub struct Load {
     pub depth: u32,
     /// For how long.
     pub seconds: u32,
+    /// The only processor of fio; all if there is none.
+    pub processor: Option<usize>,
 }
 
 /// Half of a run: its reads, or its writes. Times in µs.
@@ -88,6 +90,9 @@ pub fn command(uri: &str, load: Load) -> Command {
         .arg(format!("--rw={}", load.pattern))
         .arg(format!("--iodepth={}", load.depth))
         .arg(format!("--runtime={}", load.seconds));
+    if let Some(processor) = load.processor {
+        command.arg(format!("--cpus_allowed={processor}"));
+    }
     command
 }
 

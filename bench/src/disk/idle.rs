@@ -18,11 +18,17 @@ const LOADS: [(&str, u32); 5] = [
     ("randrw", 4),
 ];
 
+/// The processors of the server and of fio, for one request at a time. Where the kernel is free to choose, its choice makes more of a difference
+/// than the server: an idle processor is woken in tens of µs.
+const PLACES: [(&str, [usize; 2]); 2] = [("together", [0, 0]), ("apart", [0, 1])];
+
 /// One server under one load.
 #[derive(Debug, Serialize)]
 pub struct Row {
     pattern: &'static str,
     depth: u32,
+    /// Where server and load run: `free` is as the kernel likes.
+    place: &'static str,
     /// Whom it is compared with.
     peer: &'static str,
     ours: Side,
@@ -55,6 +61,41 @@ impl Side {
     }
 }
 
+/// A load, and where it and its server run.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed {
+    pattern: &'static str,
+    depth: u32,
+    place: &'static str,
+    /// Of the server, and of the load.
+    processors: Option<[usize; 2]>,
+}
+
+/// All loads, wherever the kernel runs them.
+pub fn free() -> Vec<Placed> {
+    let place = |(pattern, depth)| Placed {
+        pattern,
+        depth,
+        place: "free",
+        processors: None,
+    };
+    LOADS.map(place).to_vec()
+}
+
+/// One request at a time, on chosen processors.
+fn alone() -> Vec<Placed> {
+    let loads = LOADS.iter().filter(|(_, depth)| *depth == 1);
+    let placed = |pattern: &'static str| {
+        PLACES.map(|(place, processors)| Placed {
+            pattern,
+            depth: 1,
+            place,
+            processors: Some(processors),
+        })
+    };
+    loads.flat_map(|(pattern, _)| placed(pattern)).collect()
+}
+
 /// What runs a load on each server: the run, and the seconds of processors that the server has used for it.
 pub struct Sides<A, B> {
     pub ours: A,
@@ -65,37 +106,47 @@ pub struct Sides<A, B> {
 pub fn compare<A, B>(
     what: &str,
     peer: &'static str,
+    loads: &[Placed],
     rounds: u32,
     mut sides: Sides<A, B>,
 ) -> anyhow::Result<Vec<Row>>
 where
-    A: FnMut(Load) -> anyhow::Result<(Run, f64)>,
-    B: FnMut(Load) -> anyhow::Result<(Run, f64)>,
+    A: FnMut(Load, Option<usize>) -> anyhow::Result<(Run, f64)>,
+    B: FnMut(Load, Option<usize>) -> anyhow::Result<(Run, f64)>,
 {
     println!("{what}, nothing moves; medians of {rounds} runs by turns: ours, {peer}, ratio");
     println!(
-        "{:>10} {:>5} {:>28} {:>30} {:>28}",
-        "", "depth", "latency, µs", "requests a second", "processor, µs"
+        "{:>10} {:>5} {:>8} {:>28} {:>30} {:>28}",
+        "", "depth", "place", "latency, µs", "requests a second", "processor, µs"
     );
     let mut rows = Vec::new();
-    for (pattern, depth) in LOADS {
+    for &Placed {
+        pattern,
+        depth,
+        place,
+        processors,
+    } in loads
+    {
         let load = Load {
             pattern,
             depth,
             seconds: 3,
+            processor: processors.map(|[_, load]| load),
         };
+        let server = processors.map(|[server, _]| server);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
             // A page that is dirty already takes a write in half the time: so all are clean, whatever was before.
             rustix::fs::sync();
-            ours.push((sides.ours)(load)?);
+            ours.push((sides.ours)(load, server)?);
             rustix::fs::sync();
-            theirs.push((sides.theirs)(load)?);
+            theirs.push((sides.theirs)(load, server)?);
         }
         let (ours, theirs) = (Side::of(ours), Side::of(theirs));
         let row = Row {
             pattern,
             depth,
+            place,
             peer,
             latency_ratio: ours.latency.median / theirs.latency.median,
             requests_a_second_ratio: ours.requests_a_second.median / theirs.requests_a_second.median,
@@ -108,7 +159,7 @@ where
             format!("{ours:.places$} {theirs:.places$} {ratio:.2}")
         };
         println!(
-            "{pattern:>10} {depth:>5} {:>28} {:>30} {:>28}",
+            "{pattern:>10} {depth:>5} {place:>8} {:>28} {:>30} {:>28}",
             told(|side| &side.latency, row.latency_ratio, 1),
             told(|side| &side.requests_a_second, row.requests_a_second_ratio, 0),
             told(|side| &side.processor, row.processor_ratio, 1),
@@ -131,10 +182,11 @@ pub fn run(
     let mut rows = compare(
         "4 KiB through NBD",
         "qemu-nbd",
+        &free(),
         rounds,
         Sides {
-            ours: |load| measured(&ours.daemons[0], &near, load),
-            theirs: |load| measured(&qemu, &far, load),
+            ours: |load, processor| measured(&ours.daemons[0], &near, load, processor),
+            theirs: |load, processor| measured(&qemu, &far, load, processor),
         },
     )?;
     // One server at a time has the file.
@@ -143,17 +195,19 @@ pub fn run(
     rows.extend(compare(
         "4 KiB through NBD",
         "nbdkit",
+        &[free(), alone()].concat(),
         rounds,
         Sides {
-            ours: |load| measured(&ours.daemons[0], &near, load),
-            theirs: |load| measured(&nbdkit, &far, load),
+            ours: |load, processor| measured(&ours.daemons[0], &near, load, processor),
+            theirs: |load, processor| measured(&nbdkit, &far, load, processor),
         },
     )?);
     ours.forget("idle")?;
     Ok(rows)
 }
 
-fn measured(server: &Server, uri: &str, load: Load) -> anyhow::Result<(Run, f64)> {
+fn measured(server: &Server, uri: &str, load: Load, processor: Option<usize>) -> anyhow::Result<(Run, f64)> {
+    server.run_on(processor)?;
     let before = server.processor_time()?;
     let run = fio::run(uri, load)?;
     Ok((run, server.processor_time()? - before))

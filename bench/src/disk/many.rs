@@ -24,6 +24,7 @@ const LOAD: Load = Load {
     pattern: "randrw",
     depth: 4,
     seconds: 5,
+    processor: None,
 };
 
 /// How the volumes are spread over processes.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::CpuSet;
 use serde_json::{Value, json};
 use verbatim_e2e::eventually;
 use verbatim_volume::control::{self, Order, Outcome, Row};
@@ -57,6 +58,26 @@ impl Server {
         let ticks = |index: usize| fields.get(index).and_then(|text| text.parse::<f64>().ok());
         let ticks = ticks(11).zip(ticks(12)).context("stat has too few fields")?;
         Ok((ticks.0 + ticks.1) / rustix::param::clock_ticks_per_second() as f64)
+    }
+
+    /// Has it run on this processor only, or on all that this program may use.
+    pub fn run_on(&self, processor: Option<usize>) -> anyhow::Result<()> {
+        let all = rustix::thread::sched_getaffinity(None)?;
+        let wanted = processor.map_or(all, |processor| {
+            let mut one = CpuSet::new();
+            one.set(processor);
+            one
+        });
+        // A thread inherits it from the one that makes it.
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let id = task?.file_name().to_str().and_then(|name| name.parse().ok());
+            let id = id.and_then(Pid::from_raw).context("a thread has a number")?;
+            match rustix::thread::sched_setaffinity(Some(id), &wanted) {
+                Err(rustix::io::Errno::SRCH) => {}
+                set => set?,
+            }
+        }
+        Ok(())
     }
 
     /// Sends it a signal.

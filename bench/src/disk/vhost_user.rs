@@ -29,10 +29,11 @@ pub fn run(
     let rows = idle::compare(
         "4 KiB by vhost-user-blk",
         "qemu-storage-daemon",
+        &idle::free(),
         rounds,
         Sides {
-            ours: |load| measured(&ours.daemons[0], &near, load),
-            theirs: |load| measured(&qemu, &far, load),
+            ours: |load, _| measured(&ours.daemons[0], &near, load),
+            theirs: |load, _| measured(&qemu, &far, load),
         },
     )?;
     ours.forget("idle")?;
