@@ -3,6 +3,10 @@
 //! The guest is that of the other virtual machines (`machines`), and what it says goes to one file for both hosts. So that it is 1, 2, 3, … shows that
 //! no copy ran beside another, whatever libvirt and the agents believe.
 
+mod disks;
+mod forwards;
+mod kept;
+
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -78,6 +82,12 @@ pub fn tests() -> Vec<Test> {
             faults::some(lab, Box::new(site), SHORT)
         })
         .injecting_faults(),
+        Test::new("machines::libvirt_kept", THREE, kept::faults).injecting_faults(),
+        Test::new("machines::libvirt_attached_means", HOSTS, kept::attached_means).injecting_faults(),
+        Test::new("machines::libvirt_disks", HOSTS, disks::changed),
+        Test::new("machines::libvirt_disks_meanwhile", HOSTS, disks::meanwhile).injecting_faults(),
+        Test::new("machines::libvirt_forwards", HOSTS, forwards::of_the_line),
+        Test::new("machines::libvirt_passt", HOSTS, forwards::of_passt),
     ];
     tests.map(|test| test.only_on_demand(true)).into()
 }
@@ -321,8 +331,22 @@ impl Subject for Site<'_> {
 }
 
 fn attach(lab: &TestLab, name: &str) -> anyhow::Result<()> {
-    lab.ask(&["attach", name, "--libvirt", URI, "--host", "src"])
+    attach_on(lab, "src", name)
+}
+
+fn attach_on(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<()> {
+    lab.ask(&["attach", name, "--libvirt", URI, "--host", host])
         .map(drop)
+}
+
+/// Changes a description: each of these words stands in it, and is replaced.
+fn change(description: &str, changes: &[(&str, &str)]) -> anyhow::Result<()> {
+    let mut text = std::fs::read_to_string(description)?;
+    for (old, new) in changes {
+        ensure!(text.contains(old), "{old} is not in {text}");
+        text = text.replace(old, new);
+    }
+    Ok(std::fs::write(description, text)?)
 }
 
 /// A domain with a block device as its disk (`<source dev=>`) moves where the device is the same one at both hosts.
