@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
+use rustix::thread::CpuSet;
 use serde::Serialize;
 
 use super::fio::{self, Load, Run};
@@ -17,10 +19,6 @@ const LOADS: [(&str, u32); 5] = [
     ("randwrite", 16),
     ("randrw", 4),
 ];
-
-/// The processors of the server and of fio, for one request at a time. Where the kernel is free to choose, its choice makes more of a difference
-/// than the server: an idle processor is woken in tens of µs.
-const PLACES: [(&str, [usize; 2]); 2] = [("together", [0, 0]), ("apart", [0, 1])];
 
 /// One server under one load.
 #[derive(Debug, Serialize)]
@@ -82,18 +80,24 @@ pub fn free() -> Vec<Placed> {
     LOADS.map(place).to_vec()
 }
 
-/// One request at a time, on chosen processors.
-fn alone() -> Vec<Placed> {
+/// One request at a time, on chosen processors: where the kernel chooses, its choice makes more of a difference than the server, since an idle
+/// processor is woken in tens of µs.
+fn alone() -> anyhow::Result<Vec<Placed>> {
+    let allowed = rustix::thread::sched_getaffinity(None)?;
+    let mut allowed = (0..CpuSet::MAX_CPU).filter(|processor| allowed.is_set(*processor));
+    let first = allowed.next().context("this program may run somewhere")?;
+    let apart = allowed.next().map(|second| ("apart", [first, second]));
+    let places: Vec<_> = [("together", [first, first])].into_iter().chain(apart).collect();
     let loads = LOADS.iter().filter(|(_, depth)| *depth == 1);
     let placed = |pattern: &'static str| {
-        PLACES.map(|(place, processors)| Placed {
+        places.iter().map(move |&(place, processors)| Placed {
             pattern,
             depth: 1,
             place,
             processors: Some(processors),
         })
     };
-    loads.flat_map(|(pattern, _)| placed(pattern)).collect()
+    Ok(loads.flat_map(|(pattern, _)| placed(pattern)).collect())
 }
 
 /// What runs a load on each server: the run, and the seconds of processors that the server has used for it.
@@ -195,7 +199,7 @@ pub fn run(
     rows.extend(compare(
         "4 KiB through NBD",
         "nbdkit",
-        &[free(), alone()].concat(),
+        &[free(), alone()?].concat(),
         rounds,
         Sides {
             ours: |load, processor| measured(&ours.daemons[0], &near, load, processor),

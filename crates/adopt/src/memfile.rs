@@ -30,7 +30,7 @@ pub struct MemFile {
     place: Place,
 }
 
-/// What a range of the file has from [`MemFile::reserve`].
+/// The pages of a range, as [`MemFile::reserve`] leaves them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserved {
     /// All that it needs.
@@ -226,8 +226,8 @@ impl MemFile {
     }
 }
 
-/// Allocates the pages of a range within the file's length, which is short: most kernels let a freezer or a stop interrupt the call,
-/// which then takes back what it has allocated.
+/// Allocates the pages of a short range within the file's length. Short, since most kernels let a freezer or a stop interrupt the call,
+/// and take back all pages that it has allocated.
 fn allocate(file: BorrowedFd<'_>, range: Range<u64>) -> Result<(), Errno> {
     retry_on_intr(|| {
         fallocate(

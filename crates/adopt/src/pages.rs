@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::AdoptError;
 
-/// How much is in transit at once, in bytes: what a thread waits for at most, about a millisecond. A whole huge page,
+/// Bytes in transit at once: no thread waits for more, about a millisecond. A whole huge page,
 /// so that none is torn apart.
 pub const CHUNK_BYTES: usize = 2 << 20;
 

@@ -44,7 +44,7 @@ pub struct State {
     closed: bool,
 }
 
-/// Where in the file a piece goes, and what the file has there.
+/// The place of a piece in the file, and the pages there.
 type Place = (Range<u64>, Reserved);
 
 /// How other threads are kept away from pages in transit.
@@ -253,7 +253,7 @@ impl State {
         let pagemap = pagemap.as_ref().map(AsFd::as_fd);
         let mut done = place.start;
         for chunk in chunks(piece.range.clone()) {
-            // What gets no pages stays where it is: the RNIC reaches it through this process, on whose account it then is.
+            // Memory without pages in the file stays where it is: the RNIC reaches it through this process, which has it in its cgroup.
             let pages = done..done + chunk.len() as u64;
             let fills = |file: &MemFile| file.fill(opened, pages).is_ok();
             if reserved == Reserved::Length && !self.file.as_ref().is_some_and(fills) {

@@ -11,7 +11,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use support::{Region, adopt, adopter, mapping_of, page, shape};
 use verbatim_adopt::{AdoptError, Adopter, Options};
 
-/// Threads of the harness do not touch what is adopted.
+/// Threads of the harness do not touch adopted memory.
 const USER_MODE: Options = Options {
     full: true,
     user_mode: true,
@@ -177,7 +177,7 @@ fn what_gets_no_pages_stays_with_the_process() {
         region.number(3);
         refuse_pages(OFFSET, refused);
         let partly = adopt(&adopter, region.pages(0..PAGES));
-        // What is in the file already is shared; the rest is refused from its first page on.
+        // The part in the file already is shared; the rest is refused from its first page on.
         refuse_pages(OFFSET, 0);
         let nothing = adopt(&adopter, region.pages(0..PAGES));
         (region, partly, nothing)
@@ -203,7 +203,7 @@ fn what_gets_no_pages_stays_with_the_process() {
     region.check_numbers(4);
 }
 
-/// What interrupts a call that allocates pages (a freezer, a stop) undoes all of it: a long one may never come to an end.
+/// A freezer or a stop that interrupts a call for pages undoes all of it: a long one may never come to an end.
 #[test]
 fn no_call_that_allocates_pages_is_long() {
     const PAGES: usize = 10_000;

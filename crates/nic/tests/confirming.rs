@@ -346,7 +346,7 @@ fn a_confirmed_connection_ends_with_its_other_end() {
     assert_eq!(a.stats.read().tx_packets, sent);
 }
 
-/// What is confirmed is asked again: within a minute or so, and by the next agent soon. An agent that cannot say ends nothing, a no does.
+/// A confirmed connection is asked about again: within a minute or so, and by the next agent soon. An agent that cannot say ends nothing, a no does.
 #[test]
 fn what_is_confirmed_is_asked_again() {
     let [a, b] = hosts(13);

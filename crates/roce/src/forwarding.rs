@@ -121,7 +121,7 @@ mod tests {
     use crate::wire::bth::BTH_BYTES;
     use crate::wire::migeth::{MAC_BYTES, MIGETH_VERSION};
 
-    /// What becomes of a RESUME with so many hops left.
+    /// Hops of a RESUME that had so many left and was passed on.
     fn hops_after(hops: u8) -> Option<u8> {
         let location = |qpn| Location {
             address: [10, 0, 0, 2].into(),
@@ -154,7 +154,7 @@ mod tests {
         Some(forwarded.header.hops)
     }
 
-    /// The MAC does not cover the hops. Who knows the secret, a program, could otherwise let another RNIC make of one hop too many a
+    /// The MAC does not cover the hops. A program, which knows the secret, could otherwise let another RNIC make of one hop too many a
     /// message that looks like one that nobody has passed on: from that RNIC's own address.
     #[test]
     fn nothing_that_is_passed_on_looks_as_if_it_were_direct() {

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::{Args, Subcommand, ValueEnum};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::process::{PidfdFlags, pidfd_open};
 use verbatim_mirror::decision::Keep;
@@ -27,6 +27,9 @@ const LOOK: Duration = Duration::from_secs(5);
 
 /// How often a command that waits for the end of the daemon looks.
 const MOMENT: Duration = Duration::from_millis(10);
+
+/// Limit for the end of a daemon that has accepted the order: longer than it waits for flushes, requests and keepers itself.
+const ENDS: Duration = Duration::from_secs(90);
 
 /// Default time for which the rest of a copy keeps its room: a day. A hundred years are as good as for ever.
 const KEEP_INCOMPLETE: u64 = 24 * 60 * 60;
@@ -556,9 +559,7 @@ fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
         Ok(_) => {
             // The daemon has accepted the order, and ends. Its last work is with the keepers of devices.
             match daemon {
-                Some(daemon) => {
-                    retry_on_intr(|| poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None))?;
-                }
+                Some(daemon) => ends(&daemon)?,
                 None => {
                     while UnixStream::connect(&socket).is_ok() {
                         std::thread::sleep(MOMENT);
@@ -574,6 +575,19 @@ fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
         Err(error) => return Err(error),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for the end of the daemon's process.
+fn ends(daemon: &OwnedFd) -> anyhow::Result<()> {
+    let limit = Timespec::try_from(ENDS)?;
+    let ended = retry_on_intr(|| poll(&mut [PollFd::new(daemon, PollFlags::IN)], Some(&limit)))?;
+    ensure!(
+        ended > 0,
+        "the daemon serves no volume any more, but its process has not ended within {} s: a disk does not answer, and devices may have users; look at the \
+         daemon's log",
+        ENDS.as_secs()
+    );
+    Ok(())
 }
 
 /// The process that listens at this socket. `None` if there is none, or none in this PID namespace.

@@ -121,8 +121,8 @@ impl Marker {
     }
 }
 
-/// The volumes whose keepers have pages that may be the only current data: a flush has failed, or was cut off by the end of its daemon. No daemon
-/// runs.
+/// Names of volumes with kept pages that may be the only current data: a flush has failed, or was cut off by the end of its daemon. No
+/// daemon runs.
 pub fn at_stake(runtime_dir: &Path) -> Vec<String> {
     let folder = fs::read_dir(runtime_dir.join("volumes"));
     let paths = folder.into_iter().flatten().flatten().map(|entry| entry.path());

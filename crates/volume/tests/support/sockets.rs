@@ -3,7 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Makes a connection one whose end nobody is told, as when a host loses its power: when that socket is closed, its kernel forgets the connection and sends nothing (`TCP_REPAIR`). False where that is not allowed.
+/// Hides the end of a connection, as when a host loses its power: when this socket is closed, its kernel forgets the connection and
+/// sends nothing (`TCP_REPAIR`). False where that is not allowed.
 pub fn forget(socket: &impl AsFd) -> bool {
     let on: libc::c_int = 1;
     // SAFETY: the option is an int, which outlives the call.
